@@ -120,8 +120,8 @@ async def send_refusal(writer: asyncio.StreamWriter, reason: str) -> None:
 
 
 async def until_heard(reader: asyncio.StreamReader) -> None:
-    """Until the other end has closed the stream; HEARD_S at most. Before one's own end of what was said last: a stream that p2pd is
-    to close it may reset, and a reset overtakes what the other p2pd has not handed on yet."""
+    """Until the other end has closed the stream; HEARD_S at most. For whoever has said the last words, before closing: p2pd may reset a
+    stream while it closes it, and a reset drops what the other p2pd has not handed on yet."""
     left = MAX_UNREAD_BYTES
     with suppress(OSError):  # TimeoutError is one
         async with asyncio.timeout(HEARD_S):

@@ -58,18 +58,7 @@ def read_head(raw: bytes) -> tuple[int, int]:
 
 def split_batch(count: int, body: bytes) -> list[bytes]:
     """The messages of a batch. body: what follows its head. Raises ProtocolError."""
-    messages = []
-    at = 0
-    for _ in range(count):
-        if at + _LENGTH.size > len(body):
-            raise ProtocolError(None, "a batch ends before its last message")
-        (length,) = _LENGTH.unpack_from(body, at)
-        at += _LENGTH.size
-        messages.append(body[at : at + length])
-        at += length
-    if at != len(body):
-        raise ProtocolError(None, f"messages of {at} bytes in a batch of {len(body)}")
-    return messages
+    return _split(count, body, _LENGTH, MAX_MESSAGE_BYTES)
 
 
 def pack_answer(reasons: Sequence[str]) -> bytes:
@@ -96,17 +85,22 @@ def split_answer(count: int, body: bytes) -> list[str]:
     """Why each of so many messages is not taken; empty: it is. Raises ProtocolError."""
     if not body:
         return [""] * count
-    reasons = []
+    return [" ".join(raw.decode("utf-8", "replace").split()) for raw in _split(count, body, _SHORT, MAX_REASON_BYTES)]
+
+
+def _split(count: int, body: bytes, prefix: struct.Struct, most: int) -> list[bytes]:
+    """So many parts, each after its length, that are all of body. most: bytes of one. Raises ProtocolError."""
+    parts = []
     at = 0
     for _ in range(count):
-        if at + _SHORT.size > len(body):
-            raise ProtocolError(None, "an answer ends before its last reason")
-        (length,) = _SHORT.unpack_from(body, at)
-        at += _SHORT.size
-        if length > MAX_REASON_BYTES:
-            raise ProtocolError(None, f"reason of {length} bytes, at most {MAX_REASON_BYTES}")
-        reasons.append(" ".join(body[at : at + length].decode("utf-8", "replace").split()))
+        if at + prefix.size > len(body):
+            raise ProtocolError(None, f"{len(body)} bytes end before the last of {count} parts")
+        (length,) = prefix.unpack_from(body, at)
+        if length > most:
+            raise ProtocolError(None, f"a part of {length} bytes, at most {most}")
+        at += prefix.size
+        parts.append(body[at : at + length])
         at += length
     if at != len(body):
-        raise ProtocolError(None, f"reasons of {at} bytes in an answer of {len(body)}")
-    return reasons
+        raise ProtocolError(None, f"parts of {at} bytes in {len(body)}")
+    return parts

@@ -33,10 +33,9 @@ STALL_S = 30.0  # for a batch to come whole, once it has begun, and for its answ
 MAX_LINES = 256  # to others; the longest idle is closed for another
 MAX_STREAMS, MAX_STREAMS_OF_STRANGERS = 256, 96  # of others; of strangers the longest idle makes room
 MAX_STREAMS_PER_PEER = 2  # a new one of a peer whose last broke unseen
-LARGE_BYTES, LARGE_AT_ONCE = (
-    64 * 1024,
-    8,
-)  # batches beyond this, of strangers and of members: so many in memory at a time
+LARGE_BYTES = 64 * 1024
+LARGE_AT_ONCE = 8  # batches beyond that in memory, of strangers and of members each
+MAX_AWAITED = 64  # batches on one line without an answer
 PIECE_BYTES = 64 * 1024
 
 OpenStream = Callable[[PeerId], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -56,20 +55,20 @@ class _MessageLine:
         self._is_retired = False
         self._reader, self._writer = reader, writer
         self._awaited: deque[tuple[int, asyncio.Future[list[str]]]] = deque()  # messages of a batch, and their answer
-        self._draining = asyncio.Lock()
         self._task = asyncio.create_task(self._read(), name=f"line {peer[-6:]}")
 
     async def send(self, count: int, batch: bytes) -> list[str]:
-        """Raises PeerGone if the line ends before the answer. In the order of calls."""
+        """In the order of calls. Raises PeerGone if the line ends before the answer, PeerSilent if too many wait for theirs."""
         self.used_at = time.monotonic()
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         if self.is_over:
             raise PeerGone(self.peer, "the stream of messages ended")
+        if len(self._awaited) >= MAX_AWAITED:
+            raise PeerSilent(self.peer, f"{MAX_AWAITED} batches of messages wait for an answer")
         self._awaited.append((count, answer))
         self._writer.write(batch)
         with suppress(OSError):  # what reads sees it too
-            async with self._draining:
-                await self._writer.drain()
+            await self._writer.drain()
         return await answer
 
     async def _read(self) -> None:

@@ -1,7 +1,7 @@
 """Outgoing protocol messages: one bounded queue and one task a receiver, so that a slow peer delays nobody else. What waits when the
 one before has arrived goes in one batch.
 
-Delivery is at most once; the round protocol repeats what matters. A message that waits already is not queued again, and of heartbeats the
+A message may be lost, and come twice where a stream broke; the round protocol repeats what matters. A message that waits already is not queued again, and of heartbeats the
 newest takes the place of the one that waits: where a line is slow, what is repeated every second would else be told minutes late. When a
 queue is full its oldest message goes.
 """

@@ -10,7 +10,7 @@ NEVER, FOREVER = float("-inf"), float("inf")  # as moments
 MAX_REPLAYED = 512  # rounds: each is an outer step of the whole stage
 CLOSE_BEHIND = 2  # certificates: a newcomer that is no further behind is taken in; rounds wait for it from then on
 AWAY_S = 600.0  # of no voter heard, after which newcomers are the run: five times what a lease lives, and a router takes to restart
-MAX_DOUBLED = 3
+MAX_DOUBLED = 3  # times that the wait before something is told again doubles
 LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median, short enough to follow a changed link
 
 
@@ -21,7 +21,7 @@ class Timing:
     heartbeat_s: float = 1.0
     stranger_every: int = 4  # heartbeats between two to a peer that is neither in the roster nor at our head
     alive_heartbeats: float = 3.0  # silence after which a peer counts as absent
-    retry_s: float = 1.0  # an offer, proposal, question or answer unanswered for so long is sent again
+    retry_s: float = 1.0  # a proposal, question or answer unanswered for so long is sent again; offers see again_s
     settle_s: float = 3.0  # peers that start together are all waited for; counted from the newest of them
     genesis_patience_s: float = 10.0  # a peer that knows of others and hears none starts alone after this
     offer_wait_floor_s: float = 1.0  # first offer to a proposal without the contributions that are not here yet
