@@ -26,6 +26,7 @@ from dilocox_peer.wire.declared import (
     StageNumber,
     check_digest,
     encode,
+    replaced,
 )
 from dilocox_peer.wire.directives import Directive
 
@@ -107,6 +108,10 @@ class Heartbeat(Placed, frozen=True, tag=0):
 
     def __post_init__(self) -> None:
         check_digest(self.state_digest, "state digest")
+
+    def is_news_after(self, was: "Heartbeat") -> bool:
+        """Whether more than the count of micro-batches is other."""
+        return self != replaced(was, micro_batches=self.micro_batches)
 
 
 class Leave(Placed, frozen=True, tag=1):

@@ -3,7 +3,8 @@
 I1 one certificate of a quorum per (head, view). I2 a chain grows on its head. I9 nobody leaves a branch that a quorum of the
 roster where it begins stands on, by the latest vote of each.
 I3 whoever signed held every blob and had made it durable. I4 no pseudo-gradient twice in a chain. I5 pseudo-gradient = settled +
-pending + orphaned. I8 a live quorum certifies within as many ballots as its roster has members; from `quiet` on.
+pending + orphaned. I8 a live quorum certifies within as many ballots as its roster has members, and one more for
+each of them that another has put off, as that one does not wait for its turn; from `quiet` on.
 
 Not here: I7 is about time (scenario.py). I6, decode(own) + residual' = pseudo-gradient sent + residual, is about numbers, which
 the toy training of world.py has none of: tests/unit/test_outer.py holds the real outer loop and codecs to it.
@@ -12,7 +13,7 @@ the toy training of world.py has none of: tests/unit/test_outer.py holds the rea
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dilocox_peer.events import Event
+from dilocox_peer.events import Event, MemberDoubted
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.rounds.chain import Place, Verifier, is_quorum, order_of
 from dilocox_peer.peer.rounds.contract import AverageSlice, FetchBlob
@@ -122,7 +123,8 @@ class Invariants:
         if not self._is_quiet:
             return
         self.max_quiet_ballots = max(self.max_quiet_ballots, num_ballots)
-        if num_ballots > len(roster):
+        doubted = {event.peer for _, event in self.events if isinstance(event, MemberDoubted) and event.rounds}
+        if num_ballots > len(roster) + len(doubted.intersection(roster)):
             raise Violation(f"I8: certified after {num_ballots} ballots by a roster of {len(roster)}")
 
     # ---- I1, I2 ----

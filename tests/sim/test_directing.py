@@ -15,7 +15,9 @@ from .world import OWNER, ROUND_S, RUN, World, sign_as
 BATCH = 20
 
 
-@pytest.mark.parametrize("first", range(0, 100, BATCH))
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.slow] if first >= 40 else []) for first in range(0, 100, BATCH)]
+)
 def test_everybody_comes_to_go_by_the_newest_directive_and_by_no_forged_one(first: int) -> None:
     outcomes = [run_directed(seed) for seed in range(first, first + BATCH)]
     assert any(outcome.two_tongues for outcome in outcomes), "no seed in which the owner signs two with one number"

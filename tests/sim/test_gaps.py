@@ -24,7 +24,7 @@ def test_eight_homes_with_paths_for_70_percent_of_pairs_have_nearly_all_contribu
     assert statistics.median(each.contributions_a_round for each in alone) < 6.5, "the test can fail"
 
 
-@pytest.mark.parametrize(("num_peers", "num_public"), [(3, 1), (8, 1), (8, 2)])
+@pytest.mark.parametrize(("num_peers", "num_public"), [(3, 1), (8, 1), pytest.param(8, 2, marks=pytest.mark.slow)])
 def test_homes_that_only_public_members_hear_contribute_to_nearly_all_rounds(num_peers: int, num_public: int) -> None:
     found = [play(seed, num_peers, 0.0, num_public=num_public) for seed in range(2)]
     assert all(each.chains == 1 for each in found)

@@ -17,7 +17,7 @@ from .scenario import WHOLE, Length, length_of
 
 BATCH = 50
 SEARCHED = 120  # seeds a fault gets to show itself in
-RARE = {"keeps what waits": 130, "names no state": 1450, "offers twice": 90}  # where the search begins for these
+RARE = {"keeps what waits": 130, "names no state": 2140, "offers twice": 320}  # where the search begins for these
 LEGAL = {(before, after) for before, to in MOVES.items() for after in to if after is not before}
 
 
@@ -40,9 +40,9 @@ def _play(first: int, length_of: Callable[[int], Length]) -> None:
     assert set(moves) <= LEGAL
 
 
-@pytest.mark.parametrize("seed", [1569, 1997])
+@pytest.mark.parametrize("seed", [491, 1569, 1997, 1999])
 def test_a_seed_that_showed_a_fault_is_played_again(seed: int) -> None:
-    """1997: both members held a state that a certificate they had made does not start from, and went on to nothing."""
+    """491, 1999: a peer that had missed what the owner signed trained on a branch of its own until the owner signed again. 1997: both members held a state that a certificate they had made does not start from, and went on to nothing."""
     run_outer_seed(seed)
 
 

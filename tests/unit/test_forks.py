@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, place_after, vote_for, votes_on
-from dilocox_peer.peer.rounds.forks import Forks, supporters
+from dilocox_peer.peer.rounds.forks import MAX_HELD, Forks, supporters
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Plan, Value, acceptance
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
@@ -165,6 +165,30 @@ def test_votes_on_a_path_that_is_held_back_count_for_what_it_goes_on_from() -> N
     assert not there.is_better(suffix(other, ours), None)
     there.held_back(suffix(other, over))
     assert there.is_better(suffix(other, ours), None), "nor is it where another knows of the beginning of that path"
+
+
+def test_who_goes_on_from_our_chain_without_a_vote_there_still_stands_on_it_where_it_had_one() -> None:
+    """B was left out of our roster, and went on from there alone: it is not on the branch that parts before that."""
+    start = Branch().start(A, B, C)
+    ours, other = start.fork().view(A, C, order=2), start.fork().view(A, order=3)
+    over = ours.fork().view(B, order=4)
+    forks = forks_of(ours)
+    assert forks.is_better(suffix(ours, other), None)
+    forks.held_back(suffix(ours, over))
+    assert forks.support(suffix(ours, other)) == (1, 2)
+    assert not forks.is_better(suffix(ours, other), None)
+    third = start.fork().view(C, order=5)
+    chain = Chain(GENESIS, ours.certificates)
+    forks = Forks(chain, max_back=None)
+    forks.held_back(suffix(ours, over))
+    forks.left(1, chain.truncate(1))
+    assert not forks.is_better(suffix(start, third), suffix(start, ours)), "nor is that forgotten where we have left it"
+    stranger = ours.fork().view(D, order=6)
+    forks = forks_of(ours)
+    for each in (over, *(ours.fork().view(D, order=order) for order in range(7, 7 + 2 * MAX_HELD))):
+        forks.held_back(suffix(ours, each))
+    forks.held_back(suffix(ours, stranger))
+    assert forks.support(suffix(ours, other)) == (1, 2), "whoever had no vote anywhere drives nobody out"
 
 
 def test_a_voter_on_a_third_branch_that_is_held_back_is_on_neither_of_two() -> None:

@@ -195,6 +195,20 @@ def test_the_last_round_is_vouched_for_at_once_and_as_the_last(office: Office):
     assert (office.notary.checkpoint.round, office.notary.checkpoint.is_last) == (MANIFEST.rounds.total, True)
 
 
+def test_who_is_found_on_another_branch_is_told_what_was_signed(office: Office, stage: CertifiedStage):
+    """It may have missed that."""
+    office.show(A, stage.certificates)
+    branch = CertifiedStage().rounds(2).seized(C).rounds(2).certificates
+    office.give(PeerFound(C))
+    office.sent.clear()
+    for _ in range(2):
+        office.show(C, branch)
+    assert len(office.said(MessageRefused)) == 1
+    told = [message for to, message in office.sent if to == C]
+    assert [message.checkpoint for message in told if isinstance(message, Vouch)] == [office.notary.checkpoint]
+    assert len(told) == 1, "once for each question"
+
+
 def test_a_minority_that_writes_the_roster_is_not_vouched_for(office: Office, stage: CertifiedStage):
     honest = stage.certificates[:3]
     place = genesis_of(MANIFEST, STAGE)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from dilocox_peer.contract import Tick
-from dilocox_peer.events import Event, OwnerAwaited
+from dilocox_peer.contract import Note, Tick
+from dilocox_peer.events import Event, MessageRefused, OwnerAwaited
 from dilocox_peer.events_of_states import EndAwaited, PeersUnreached, RunIsOver, StageFull, StateAwaited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
@@ -18,6 +18,7 @@ from dilocox_peer.peer.rounds.contract import (
     PeerRefused,
     Persist,
     Received,
+    Send,
     StateComputed,
     StateInstalled,
 )
@@ -26,7 +27,7 @@ from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.peer.waiting import ALONE_S, FULL_S, OVER_S, TELL_S, Waiting
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
-from dilocox_peer.wire.rounds import ChainPage, Heartbeat
+from dilocox_peer.wire.rounds import ChainPage, Heartbeat, Vouch
 from tests.certified_stage import MANIFEST, OWNER, ROSTER, STAGE, CertifiedStage
 
 ME = SigningKey(b"m" * 32)
@@ -173,6 +174,25 @@ def test_who_finds_no_place_in_the_roster_is_told_so_once(max_peers: int):
         assert second > FULL_S - 2 or not [each for each in newcomer.told if isinstance(each, StageFull)]
     found = [each for each in newcomer.told if isinstance(each, StageFull)]
     assert found == ([StageFull(STAGE, 3)] if max_peers == 3 else [])
+
+
+@pytest.mark.parametrize("vouched", [9, 0])
+def test_who_is_on_a_branch_that_the_owner_has_not_signed_is_told_what_it_has(newcomer: Newcomer, vouched: int):
+    """Else one that missed it goes on there until the owner signs again."""
+    stage, branch = CertifiedStage().rounds(12), CertifiedStage().rounds(2).seized(ROSTER[2]).rounds(2)
+    newcomer.give(StateInstalled(come_in(newcomer, stage, vouched).head, stage.states[-1].digest))
+    newcomer.wanted.clear()
+    page = ChainPage(STAGE, branch.certificates[-1].head, branch.place.view, tuple(branch.certificates), False)
+    for _ in range(3):
+        newcomer.give(Received(ROSTER[2], page))
+    refused = [
+        each.event for each in newcomer.wanted if isinstance(each, Note) and isinstance(each.event, MessageRefused)
+    ]
+    assert len(refused) == 1, "and is told once for each time that it is told of"
+    told = [each for each in newcomer.wanted if isinstance(each, Send) and isinstance(each.message, Vouch)]
+    assert [(each.to, each.message.checkpoint.height) for each in told if isinstance(each.message, Vouch)] == (
+        [(ROSTER[2], vouched)] if vouched else []
+    )
 
 
 def test_a_run_that_is_over_is_an_end_for_who_comes_later(newcomer: Newcomer):

@@ -73,6 +73,7 @@ class Slicing:
         self._drawn_at: tuple[float, int] = (now, -1)
         self._drawn: dict[int, list[PeerId]] = {}
         self._everyone_drawn: set[PeerId] = set()
+        self._gathered_by_all: frozenset[Digest] | None = None
         self._may: dict[PeerId, bool] = {}
         self._num_heard = 0
         self.late_at = FOREVER  # contributions on their way are waited for no longer
@@ -91,7 +92,7 @@ class Slicing:
         """What was drawn counts for this moment: it is asked many times in one."""
         if self._drawn_at != (now, self._num_heard):
             self._drawn_at, self._drawn = (now, self._num_heard), {}
-            self._everyone_drawn, self._may = set(), {}
+            self._everyone_drawn, self._gathered_by_all, self._may = set(), None, {}
 
     def _everyone(self, now: float) -> set[PeerId]:
         """The members that average any slice."""
@@ -134,11 +135,17 @@ class Slicing:
         """Whether a contribution can be averaged: all whose slices they are hold theirs of it; when it is late, one of them for each slice."""
         if not self._holdings.has(table):
             return False
-        gathered: Mapping[PeerId, frozenset[Digest]] = self._gathered
         if now < self.late_at:
-            return all(peer in gathered and table in gathered[peer] for peer in self._everyone(now))
-        holders = {peer for peer, tables in gathered.items() if table in tables}
+            return not (everyone := self._everyone(now)) or table in self._by_all(everyone)
+        holders = {peer for peer, tables in self._gathered.items() if table in tables}
         return all(not holders.isdisjoint(self.drawn_to(index, now)) for index in range(self._sharing.count))
+
+    def _by_all(self, everyone: Iterable[PeerId]) -> frozenset[Digest]:
+        """What all that average hold of."""
+        if self._gathered_by_all is None:
+            nothing = frozenset[Digest]()
+            self._gathered_by_all = frozenset.intersection(*(self._gathered.get(peer, nothing) for peer in everyone))
+        return self._gathered_by_all
 
     def is_under_way(self, table: Digest, now: float) -> bool:
         if self._holdings.is_refused(table) or self.has(table, now):
@@ -281,10 +288,11 @@ class Slicing:
         parts, actions = self._holdings.parts_of(entry.blob), list[Action]()
         if not parts or self._holdings.is_refused(entry.blob):
             return []
+        missing = [index for index in own if not self._holdings.has(parts[index])]
+        if not missing:
+            return []
         holders = [peer for peer, tables in self._gathered.items() if entry.blob in tables and peer != self._seat.me]
-        for index in own:
-            if self._holdings.has(parts[index]):
-                continue
+        for index in missing:
             drawn = [peer for peer in self.drawn_to(index, now) if peer in holders]
             actions += self._want(
                 parts[index], BlobPart("slice", index, entry.blob), [entry.peer, *drawn, *holders], now

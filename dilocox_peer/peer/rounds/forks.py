@@ -29,6 +29,7 @@ from dilocox_peer.wire.checkpoints import Checkpoint
 
 MAX_LEFT = 64  # branches remembered
 MAX_HELD = 16  # paths that are held back
+MAX_BACK = 16  # certificates before a path that is held back: who was an elector at one of them may sign such a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +99,28 @@ class Forks:
         for index, certificate in enumerate(path.certificates):
             for peer, vote in certificate.signatures:
                 votes[peer] = max(votes.get(peer, (-1, -1)), (order_of(vote), index))
-        if not set(self._chain.place_at(path.ancestor).electors) & path.votes.keys():
+        if path.votes.keys().isdisjoint(self._electors_up_to(path.ancestor)):
             return  # strangers' alone: they count nowhere here, and would take the places of others
         self._held[path.tip] = _Held(self._chain.head_at(path.ancestor), path.heads, votes)
         self._held.move_to_end(path.tip)
         if len(self._held) > MAX_HELD:
             self._held.popitem(last=False)
 
+    def _electors_up_to(self, height: int) -> set[PeerId]:
+        """Whoever is an elector at one of the places where a branch may part that is worth comparing: who has no vote at the last of
+        them may have one before, and stands there where it goes on from."""
+        places = range(max(0, height - MAX_BACK), height + 1)
+        return {peer for each in places for peer in self._chain.place_at(each).electors}
+
     def left(self, ancestor: int, dropped: Sequence[Certificate]) -> None:
         """Our chain has just been cut back to height ancestor; these followed there."""
         if dropped:
             key = (self._chain.head_at(ancestor), dropped[0].head)
-            self._left[key] = _joined(self._left.get(key, {}), votes_on(dropped))
+            tail = _Tail.of(dropped)
+            votes = _joined(self._left.get(key, {}), tail.votes)
+            for held in self._held.values():
+                votes = _joined(votes, held.votes_on(tail.first, tail.holds))
+            self._left[key] = votes
             self._left.move_to_end(key)
             if len(self._left) > MAX_LEFT:
                 self._left.popitem(last=False)

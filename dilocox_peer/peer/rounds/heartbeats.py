@@ -6,28 +6,35 @@ from dilocox_peer.contract import Note
 from dilocox_peer.events import NeighbourLost, NeighbourSeen
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.chain import Place
-from dilocox_peer.peer.rounds.contract import Action, RoundProgress
+from dilocox_peer.peer.rounds.contract import Action, RoundProgress, Send
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Owner, send_all
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.rounds import Heartbeat
+from dilocox_peer.wire.rounds import Heartbeat, Passed
 
 
 class Heartbeats:
-    """Of one peer. due: when the next one goes out. micro_batches: of ours in the round in training."""
+    """Of one peer. due: when the next one goes out. micro_batches: of ours in the round in training.
+
+    A beat is left out for a peer that has just been told something else, as every message is a sign of life: unless what we say of
+    ourselves is news, and never two running, as heads and micro-batches are read from heartbeats alone.
+    """
 
     def __init__(self, owner: Owner, members: Members, now: float) -> None:
         self._owner = owner
         self._members = members
         self._beats = 0
         self._were_alive: set[PeerId] = set()
+        self._said: Heartbeat | None = None
+        self._told_at: dict[PeerId, float] = {}  # anything, since the last beat
+        self._left_out: set[PeerId] = set()  # of the last beat
         self.due = now
         self.micro_batches = 0
         self.is_paused = False
 
     def progressed(self, progress: RoundProgress, now: float) -> None:
         if progress.tell_now or progress.paused != self.is_paused:
-            self.due = now
+            self.due, self._said = now, None
         self.micro_batches, self.is_paused = progress.micro_batches, progress.paused
         self._members.we_said(micro_batches=self.micro_batches, paused=self.is_paused)
 
@@ -44,8 +51,19 @@ class Heartbeats:
             ready=anchor.is_computed, state_digest=anchor.digest, paused=self.is_paused,
         )  # fmt: skip
 
-    def beat(self, roster: Iterable[PeerId], heartbeat: Callable[[], Heartbeat], now: float) -> list[Action]:
-        """Every beat to the roster and to whoever is alive, now and then to the silent ones."""
+    def told(self, actions: Iterable[Action], now: float) -> None:
+        """What goes out to others, of whatever kind."""
+        for action in actions:
+            if isinstance(action, Send) and not isinstance(
+                action.message, Passed
+            ):  # which is a sign of life of another
+                self._told_at[action.to] = now
+
+    def beat(
+        self, told_now: Iterable[Action], roster: Iterable[PeerId], heartbeat: Callable[[], Heartbeat], now: float
+    ) -> list[Action]:
+        """Every beat to the roster and to whoever is alive, now and then to the silent ones. told_now: what goes out before it."""
+        self.told(told_now, now)
         if now < self.due:
             return []
         owner, members, alive = self._owner, self._members, self._members.alive(now)
@@ -54,11 +72,21 @@ class Heartbeats:
         told = {*roster, *alive}
         if self._beats % owner.timing.stranger_every == 0:
             told.update(peer for peer in members.known if not members[peer].has_left)  # it says when it is back
-        actions: list[Action] = [*send_all(sorted(told - {owner.peer}), heartbeat())]
+        said = heartbeat()
+        self._left_out = self._ride(said, now) - self._left_out
+        self._said, self._told_at = said, {}
+        actions: list[Action] = [*send_all(sorted(told - {owner.peer} - self._left_out), said)]
         actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._were_alive)]
         actions += [Note(NeighbourLost(peer, self._why_lost(peer))) for peer in sorted(self._were_alive - alive)]
         self._were_alive = alive
         return actions
+
+    def _ride(self, said: Heartbeat, now: float) -> set[PeerId]:
+        """Those for whom a beat can be left out: what they were told lately is a sign of life, and this says nothing new."""
+        was, lately = self._said, now - self._owner.timing.heartbeat_s / 2
+        if was is None or said.is_news_after(was):
+            return set()
+        return {peer for peer, at in self._told_at.items() if at >= lately}
 
     def _why_lost(self, peer: PeerId) -> str:
         if peer not in self._members.known:  # any more, where more peers are heard than are remembered

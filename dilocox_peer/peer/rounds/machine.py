@@ -127,10 +127,8 @@ class RoundMachine:
             me, incarnation, sign, verify, timing, Pace(timing), rng, start_peers, max_peers, plans, judge,
             self._conduct, itertools.count(incarnation), Directing(authority),
         )  # fmt: skip
-        genesis_place = Place.genesis(
-            stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats, authority, slices
-        )
-        self._chain = self.history = chain or Chain(genesis_place, durable.appended if durable is not None else ())
+        start = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats, authority, slices)
+        self._chain = self.history = chain or Chain(start, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
             judge.observe(certificate)
         self.schedule = Schedule(self._chain, plans, plan)
@@ -145,9 +143,7 @@ class RoundMachine:
             replay=self.replay_type(
                 me, self._chain, self._holdings, self._members, self._conduct, timing, state_bytes
             ),
-            anchor=Anchorage(
-                (me, incarnation), self._chain, self._forks, self._members, timing, rng, stored_states, now
-            ),
+            anchor=Anchorage((me, incarnation), self._chain, self._forks, self._members, timing, rng, stored_states, now),
             sit=self._sit_down, durable=durable, now=now,
         )  # fmt: skip
         if durable is not None and durable.votes.accepted is not None:
@@ -298,6 +294,7 @@ class RoundMachine:
             return []
         self._now = self._adoption.now = now
         actions = self._take_in(event)
+        self._heartbeats.told(actions, now)
         is_beat = isinstance(event, Received) and self._passing.was_beat
         if not self._has_left and not (is_beat and now < self._due):  # most of what comes in: it can wait for our own
             actions += self._go_on()
@@ -417,7 +414,8 @@ class RoundMachine:
                 break
             actions += adoption.adopt(certificate)
             actions += send_all(told, Cert(*self.sitting.seat.at(), certificate))
-        return actions + self._tell_of_others() + self._heartbeats.beat(self.roster, self._heartbeat, now)
+        actions += self._tell_of_others()
+        return actions + self._heartbeats.beat(actions, self.roster, self._heartbeat, now)
 
     def _tell_of_others(self) -> list[Action]:
         """What we have learned of others' conduct: to the user, and what can be proved to the roster too."""
@@ -489,7 +487,11 @@ class RoundMachine:
 
     def _take_page(self, sender: PeerId, page: ChainPage) -> list[Action]:
         questions, reason = self._adoption.healing.on_page(sender, page.certificates, more=page.more, now=self._now)
-        return [*questions, *(self._refuse(sender, reason) if reason else [])]
+        refusal = self._refuse(sender, reason) if reason else []
+        if refusal and self.checkpoint is not None and self._forks.holds_checkpoint(None):
+            # A peer on a branch of its own may not have heard what the owner has signed, and nobody else says it again.
+            refusal.append(Send(sender, Vouch(*self.sitting.seat.at(), self.checkpoint)))
+        return [*questions, *refusal]
 
     def _refuse(self, peer: PeerId, reason: str) -> list[Action]:
         return [Note(MessageRefused(peer, reason))] if self._refusals.is_due(peer, self._now) else []

@@ -237,16 +237,15 @@ class Notary:
         return actions
 
     def _catch_up(self, peer: PeerId, head: Digest) -> list[Action]:
-        """What a peer lacks that we asked and that is behind us: it may have missed the first roster, and the newest
+        """What a peer lacks that we asked and that is behind us, or elsewhere: it may have missed the first roster, and the newest
         checkpoint. Once for each question of ours."""
-        known, height = self._known.get(peer), self._chain.height_of(head)
-        if known is None or not known.is_asked or height is None:
+        known, checkpoint = self._known.get(peer), self._forks.checkpoint
+        if known is None or not known.is_asked:
             return []
         known.is_asked = False
-        checkpoint, page = self._forks.checkpoint, self._healing.page_after([head])
-        assert page is not None, "a head of our chain"
         told = [Send(peer, Vouch(*self._at(), checkpoint))] if checkpoint is not None else []
-        return [*told, *([Send(peer, page)] if page.certificates else [])]
+        page = self._healing.page_after([head]) if self._chain.height_of(head) is not None else None
+        return [*told, *([Send(peer, page)] if page is not None and page.certificates else [])]
 
     def _note_genesis(self, sender: PeerId, page: ChainPage) -> None:
         known = self._known.get(sender)
