@@ -15,8 +15,10 @@ beside it how long one contribution takes at that rate.
 import argparse
 import asyncio
 import itertools
+import re
 import statistics
 import struct
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -67,6 +69,13 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
             sent += [record["bytes_sent"] for record in of_label]
             missing += sum(arguments.peers - len(record["contributors"]) for record in of_label)
             gaps += [b["time"] - a["time"] for a, b in itertools.pairwise(of_label)]
+        whys = Counter(
+            re.sub(r"[0-9.]+", "#", why)
+            for label in labels
+            for each in swarm.of(label, "ContributionsMissed")
+            if FIRST < each["round"] < first + arguments.rounds
+            for _, why in each["missed"]
+        )
         contribution = statistics.median(r["blob_bytes"] for label in labels for r in swarm.of(label, "RoundClosed"))
         (log,) = swarm.folder.glob(f"**/{labels[0]}/**/stage0/rounds.log")
         durable = load_log(log.read_bytes(), swarm.manifest.genesis(0)).durable
@@ -84,6 +93,7 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
         f"round {statistics.median(gaps):.2f} s (most {max(gaps):.2f}); CPU a peer and round {statistics.mean(cpu) / arguments.rounds:.2f} s, "
         f"of it merging {statistics.mean(merge_s) / arguments.rounds * 1e3:.1f} ms (most {max(merge_s) / arguments.rounds * 1e3:.1f}); "
         f"{f'one contribution at {arguments.slow} Mbit/s: {8e-6 * contribution / arguments.slow:.2f} s; ' if arguments.slow else ''}contributions missing {missing} of {len(sent) * arguments.peers}"
+        f"{''.join(f'; {count} x {why}' for why, count in whys.most_common())}"
     )
 
 
