@@ -1,7 +1,7 @@
 """One request and one large reply on a byte stream, with a deadline on everything.
 
-A fetch is REQUEST (header) one way, then REPLY (header, raw body) and END the other way, or REFUSAL (reason) instead. While a body
-comes, its receiver acknowledges: 8 bytes, big-endian, say how many have come; flow.py says what follows from it. The
+A fetch is REQUEST (header) one way, then REPLY (header, raw body) and END the other way, or REFUSAL (reason) instead. An END may say that
+the next REQUEST is waited for on the same stream. While a body comes, its receiver acknowledges: 8 bytes, big-endian, say how many have come; flow.py says what follows from it. The
 stream of a killed peer ends without an error, so a reply counts only with its announced length and its END. Nothing here
 knows what carries the stream; transport.py brings hivemind's.
 """
@@ -23,6 +23,7 @@ REQUEST: Final = 1
 REPLY: Final = 2
 END: Final = 3
 REFUSAL: Final = 4
+OPEN: Final = "open"  # in an END: the stream stays open
 
 CHUNK_BYTES = 512 * 1024  # fastest of 64 KiB, 512 KiB, 2 MiB over p2pd [m]
 MAX_REASON_CHARS = 300
@@ -137,8 +138,9 @@ async def send_reply(
     pace: Permit,
     stall_timeout_s: float,
     receipts: "Receipts | None" = None,
+    stays_open: bool = False,
 ) -> None:
-    """Sends all of reply. receipts: of what has come; None: nothing waits for them. Raises TimeoutError when a chunk is not taken, or
+    """Sends all of reply. receipts: of what has come; None: nothing waits for them. stays_open: the next request may follow. Raises TimeoutError when a chunk is not taken, or
     nothing acknowledged, in stall_timeout_s, ConnectionError."""
     async with asyncio.timeout(stall_timeout_s):
         writer.write(pack_header(REPLY, reply.header, reply.body_bytes))
@@ -157,7 +159,7 @@ async def send_reply(
                 await writer.drain()
             at += chunk.nbytes
     async with asyncio.timeout(stall_timeout_s):
-        writer.write(pack_header(END, {}, 0))
+        writer.write(pack_header(END, {OPEN: True} if stays_open else {}, 0))
         await writer.drain()
         if receipts is not None:
             await receipts.all_in()
@@ -166,11 +168,15 @@ async def send_reply(
 class Receipts:
     """What the receiver of one reply acknowledges. `async with`, around the sending. num_sent: bytes of its body so far."""
 
-    def __init__(self, reader: asyncio.StreamReader, flow: Flow, on_received: Callable[[int], None]) -> None:
-        """flow: to this peer; streams share it. on_received: told how many bytes more have come."""
+    def __init__(
+        self, reader: asyncio.StreamReader, flow: Flow, on_received: Callable[[int], None], *, num_bytes: int
+    ) -> None:
+        """flow: to this peer; streams share it. on_received: told how many bytes more have come. num_bytes: of the whole body; once they have
+        come nothing more is read, as the next request may follow."""
         self.flow = flow
         self._reader = reader
         self._on_received = on_received
+        self._num_bytes = num_bytes
         self._sent: deque[tuple[int, float]] = deque()  # (bytes of the body up to here, when), not acknowledged
         self.num_sent, self._acknowledged = 0, 0
         self._changed = asyncio.Event()
@@ -188,6 +194,11 @@ class Receipts:
         with suppress(asyncio.CancelledError):
             await self._task
         self.flow.closed(self.num_sent - self._acknowledged)
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether all of the body has come."""
+        return self._acknowledged >= self._num_bytes
 
     async def room_for(self, num_bytes: int) -> None:
         """Waits until so many may be on their way, and counts them. Raises ConnectionResetError: the receiver is gone."""
@@ -213,7 +224,7 @@ class Receipts:
 
     async def _read(self) -> None:
         try:
-            while True:
+            while self._acknowledged < self._num_bytes:
                 total = int.from_bytes(await self._reader.readexactly(RECEIPT_BYTES), "big")
                 now_s, come, sent_s = time.monotonic(), self._acknowledged, 0.0
                 if total > self.num_sent:
@@ -230,14 +241,17 @@ class Receipts:
             self._changed.set()
 
 
-def acknowledge(writer: asyncio.StreamWriter) -> Callable[[int], None]:
-    """Tells the sender of a body, as far as it hears it, how many bytes have come."""
+class Acknowledging:
+    """Tells the sender of a body, as far as it hears it, how many bytes have come. is_told: the last time it could."""
 
-    def tell(total: int) -> None:
-        if writer.transport.get_write_buffer_size() < MAX_RECEIPTS_BYTES:
-            writer.write(total.to_bytes(RECEIPT_BYTES, "big"))
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.is_told = True
 
-    return tell
+    def __call__(self, total: int) -> None:
+        self.is_told = self._writer.transport.get_write_buffer_size() < MAX_RECEIPTS_BYTES
+        if self.is_told:
+            self._writer.write(total.to_bytes(RECEIPT_BYTES, "big"))
 
 
 async def receive_reply(
@@ -250,9 +264,11 @@ async def receive_reply(
     pace: Permit | None = None,
     take: Take | None = None,
     tell: Callable[[int], None] = lambda _total: None,
+    stays_open: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Any], bytearray]:
     """Header and whole body of peer's reply. on_bytes(number) after every piece; pace: waited for after it; then tell(bytes so far). take: gets the
-    pieces, and the body given back is empty; when it wants no more, the rest of the reply is not read.
+    pieces, and the body given back is empty; when it wants no more, the rest of the reply is not read. stays_open: called at the end if the next request
+    may follow.
 
     Raises PeerGone when the stream ends early, PeerSilent when nothing comes for stall_timeout_s, RequestRefused, and
     ProtocolError for a reply above max_body_bytes (known before memory is taken) or no reply at all.
@@ -283,7 +299,7 @@ async def receive_reply(
             if not goes_on:
                 return header, body
         async with asyncio.timeout(stall_timeout_s):
-            end, _ = await _receive_head(reader, max_body_bytes=0)
+            end, said = await _receive_head(reader, max_body_bytes=0)
     except TimeoutError:
         raise PeerSilent(peer, f"nothing for {stall_timeout_s:g} s after {received} of {total} bytes") from None
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -292,6 +308,8 @@ async def receive_reply(
         raise ProtocolError(peer, error.reason) from None
     if end.kind != END:
         raise ProtocolError(peer, f"frame of kind {end.kind} in place of the end mark")
+    if said.get(OPEN) is True:
+        stays_open()
     return header, body
 
 

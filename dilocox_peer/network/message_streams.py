@@ -55,16 +55,18 @@ class _MessageLine:
         self._is_retired = False
         self._reader, self._writer = reader, writer
         self._awaited: deque[tuple[int, asyncio.Future[list[str]]]] = deque()  # messages of a batch, and their answer
+        self._answered = asyncio.Event()
         self._task = asyncio.create_task(self._read(), name=f"line {peer[-6:]}")
 
     async def send(self, count: int, batch: bytes) -> list[str]:
-        """In the order of calls. Raises PeerGone if the line ends before the answer, PeerSilent if too many wait for theirs."""
+        """In the order of calls, after those that wait because too many were not answered. Raises PeerGone if the line ends before the answer."""
         self.used_at = time.monotonic()
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        while len(self._awaited) >= MAX_AWAITED and not self.is_over:
+            self._answered.clear()
+            await self._answered.wait()
         if self.is_over:
             raise PeerGone(self.peer, "the stream of messages ended")
-        if len(self._awaited) >= MAX_AWAITED:
-            raise PeerSilent(self.peer, f"{MAX_AWAITED} batches of messages wait for an answer")
         self._awaited.append((count, answer))
         self._writer.write(batch)
         with suppress(OSError):  # what reads sees it too
@@ -88,6 +90,7 @@ class _MessageLine:
                 count, answer = self._awaited[0]
                 reasons = split_answer(count, body)
                 self._awaited.popleft()
+                self._answered.set()
                 if not answer.done():  # else nobody waits for it any more
                     answer.set_result(reasons)
                 if self._is_retired and not self._is_awaited():
@@ -99,6 +102,7 @@ class _MessageLine:
 
     def _end(self) -> None:
         self.is_over = True
+        self._answered.set()
         self._writer.transport.abort()
         while self._awaited:
             _, answer = self._awaited.popleft()

@@ -1,4 +1,7 @@
-"""What others fetch of us: their requests read, their replies sent, and bounds on all of it."""
+"""What others fetch of us: their requests read, their replies sent, and bounds on all of it.
+
+A member's stream stays open after a whole reply, for its next request (fetches.py), which counts and is weighed like the first of a new stream.
+"""
 
 import asyncio
 import logging
@@ -28,7 +31,9 @@ FetchHandler = Callable[[PeerId, dict[str, Any]], Awaitable[Reply]]
 
 _REQUEST_TIMEOUT_S = 10.0
 PATIENT_S = 1.0  # with a stranger that has a stream and asks nothing, when others wait
-MAX_UNHEARD = 64  # replies sent whole whose streams wait for their fetchers to close them; more are closed at once
+KEPT_S = 60.0  # that a stream stays open for the next request
+MAX_KEPT_PER_PEER = 8  # such streams
+MAX_UNHEARD = 128  # streams whose reply was sent, that wait for their fetchers to ask again or close them; more are closed at once
 SLOW_AFTER_S, SLOW_BYTES_PER_S = 30.0, 8 * 1024.0  # who reads less is served while nobody waits
 
 _logger = logging.getLogger(__name__)
@@ -61,6 +66,7 @@ class _UnderWay:
     is_read: bool = False
     is_sending: bool = False
     num_bytes: int = 0  # of the reply, that were acknowledged
+    stays_open: bool = False  # as its end says
 
     def is_worth_less(self, now: float) -> bool:
         """Whether a stranger that waits for a place may have this one: nothing was asked yet, or hardly anything is taken."""
@@ -95,7 +101,7 @@ class Serving:
         self._on_malformed = on_malformed
         self._flows = Flows()
         self._under_way: dict[asyncio.Task[Any], _UnderWay] = {}
-        self._unheard: set[asyncio.Task[Any]] = set()
+        self._unheard: dict[asyncio.Task[Any], PeerId] = {}
         self._free = asyncio.Semaphore(limits.streams)
         self._free_for_others = asyncio.Semaphore(limits.streams)
         self._is_member: Callable[[PeerId], bool] | None = None  # none are known: all are alike
@@ -125,25 +131,18 @@ class Serving:
         right: Right | None,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        *,
+        may_ask: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Answers the request on this stream. In a task that does nothing else."""
+        """Answers the requests on this stream. may_ask: asked and counted before each but the first. In a task that does nothing else."""
         task = asyncio.current_task()
         assert task is not None
-        num_of_peer = sum(each.peer == peer for each in self._under_way.values())
-        most_of_peer = self._limits.streams_per_peer
-        is_stranger = not self._is_first(peer)
-        if is_stranger and not self._is_over and num_of_peer < most_of_peer:
-            self._make_room()
-        if self._is_over or self._is_full(is_stranger=is_stranger) or num_of_peer >= 4 * most_of_peer:
-            writer.transport.abort()  # a flood: not even read
-            return
-        mine = self._under_way[task] = _UnderWay(peer, is_stranger, time.monotonic())
+        header: dict[str, Any] | None = None  # of the request, once it has been read
         try:
-            await self._respond(mine, kind, handler, right, reader, writer, is_one_too_many=num_of_peer >= most_of_peer)
-            self._under_way.pop(task, None)  # its place is free
-            if len(self._unheard) < MAX_UNHEARD:
-                self._unheard.add(task)
-                await until_heard(reader)
+            while True:
+                is_whole = await self._take(task, peer, kind, handler, right, reader, writer, header)
+                if not is_whole or (header := await self._next(task, peer, reader)) is None or not may_ask():
+                    return
         except ProtocolError:
             self._on_malformed(peer)
             writer.transport.abort()
@@ -156,7 +155,62 @@ class Serving:
         finally:
             writer.close()
             self._under_way.pop(task, None)
-            self._unheard.discard(task)
+            self._unheard.pop(task, None)
+
+    async def _take(
+        self,
+        task: asyncio.Task[Any],
+        peer: PeerId,
+        kind: str,
+        handler: FetchHandler,
+        right: Right | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        header: dict[str, Any] | None,
+    ) -> bool:
+        """Answers one request, if there is a place for it. header: None if it was not read yet. Whether all of a reply was sent and acknowledged:
+        else nothing more is to be answered. Raises as _respond."""
+        num_of_peer = sum(each.peer == peer for each in self._under_way.values())
+        most_of_peer = self._limits.streams_per_peer
+        is_stranger = not self._is_first(peer)
+        if is_stranger and not self._is_over and num_of_peer < most_of_peer:
+            self._make_room()
+        if self._is_over or self._is_full(is_stranger=is_stranger) or num_of_peer >= 4 * most_of_peer:
+            writer.transport.abort()  # a flood: not even read
+            return False
+        mine = self._under_way[task] = _UnderWay(peer, is_stranger, time.monotonic())
+        is_one_too_many = num_of_peer >= most_of_peer
+        is_whole = await self._respond(
+            mine, kind, handler, right, reader, writer, header, is_one_too_many=is_one_too_many
+        )
+        self._under_way.pop(task, None)  # its place is free
+        return await self._is_heard(task, mine, reader, is_whole=is_whole)
+
+    async def _is_heard(
+        self, task: asyncio.Task[Any], asked: _UnderWay, reader: asyncio.StreamReader, *, is_whole: bool
+    ) -> bool:
+        """Whether the stream stays open for another request. If not, the other has had time to hear the last words."""
+        if asked.stays_open:
+            self._unheard[task] = asked.peer
+            return is_whole
+        if len(self._unheard) < MAX_UNHEARD:
+            self._unheard[task] = asked.peer
+            await until_heard(reader)
+        return False
+
+    def _may_stay_open(self, peer: PeerId) -> bool:
+        num_of_peer = sum(each == peer for each in self._unheard.values())
+        return self._is_first(peer) and num_of_peer < MAX_KEPT_PER_PEER and len(self._unheard) < MAX_UNHEARD
+
+    async def _next(self, task: asyncio.Task[Any], peer: PeerId, reader: asyncio.StreamReader) -> dict[str, Any] | None:
+        """The next request on a stream that is kept, None if there is none. Raises ProtocolError, OSError."""
+        try:
+            async with asyncio.timeout(KEPT_S):
+                return await receive_request(reader)
+        except (TimeoutError, asyncio.IncompleteReadError):
+            return None
+        finally:
+            self._unheard.pop(task, None)
 
     async def _respond(
         self,
@@ -166,26 +220,29 @@ class Serving:
         right: Right | None,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        header: dict[str, Any] | None,
         *,
         is_one_too_many: bool,
-    ) -> None:
-        """Raises ProtocolError, TimeoutError, OSError, IncompleteReadError."""
+    ) -> bool:
+        """Whether all of a reply was sent. Raises ProtocolError, TimeoutError, OSError, IncompleteReadError."""
         async with asyncio.timeout(_REQUEST_TIMEOUT_S):
             if (reason := self._refusal(asked.peer, right)) is not None:
-                await discard_request(reader)
+                if header is None:
+                    await discard_request(reader)
                 await send_refusal(writer, reason)
-                return
-            header = await receive_request(reader)
+                return False
+            if header is None:
+                header = await receive_request(reader)
             asked.is_read = True
             if is_one_too_many:
                 await send_refusal(
                     writer, f"busy: at most {self._limits.streams_per_peer} fetches at once for one peer"
                 )
-                return
+                return False
         turn = self._free_for_others if asked.is_stranger else nullcontext()
         async with asyncio.timeout(self._limits.reply_timeout_s), turn, self._free:
             asked.began, asked.is_sending = time.monotonic(), True
-            await self._answer(asked, kind, handler, header, reader, writer)
+            return await self._answer(asked, kind, handler, header, reader, writer)
 
     def _is_first(self, peer: PeerId) -> bool:
         return self._is_member is not None and self._is_member(peer)
@@ -217,24 +274,25 @@ class Serving:
         header: dict[str, Any],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-    ) -> None:
+    ) -> bool:
+        """Whether all of a reply was sent, and has come."""
         peer = asked.peer
         try:
             async with asyncio.timeout(self._limits.handler_timeout_s):
                 reply = await handler(peer, header)
         except TimeoutError:
             await send_refusal(writer, f"{kind} was not ready within {self._limits.handler_timeout_s:g} s")
-            return
+            return False
         except ProtocolError as error:
             await send_refusal(writer, error.reason)
-            return
+            return False
         except DilocoxError as error:
             await send_refusal(writer, str(error))
-            return
+            return False
         except Exception:  # task boundary: a fault in a handler must not end the transport
             _logger.exception("fetch of %s by %s could not be served", kind, peer)
             await send_refusal(writer, "internal error")
-            return
+            return False
         asked.began = time.monotonic()
         self._bandwidth.uplink.begin(asked.began)
         flow = self._flows.to(peer, is_urgent=reply.is_urgent)
@@ -250,7 +308,8 @@ class Serving:
             asked.began += time.monotonic() - since  # it was us who took the time, not who reads
 
         try:
-            async with Receipts(reader, flow, on_received) as receipts:
+            async with Receipts(reader, flow, on_received, num_bytes=reply.body_bytes) as receipts:
+                asked.stays_open = self._may_stay_open(peer)
                 await send_reply(
                     writer,
                     reply,
@@ -258,6 +317,8 @@ class Serving:
                     pace=pace,
                     stall_timeout_s=self._limits.stall_timeout_s,
                     receipts=receipts,
+                    stays_open=asked.stays_open,
                 )
+            return receipts.are_complete
         finally:
             self._bandwidth.uplink.end(time.monotonic())

@@ -7,7 +7,7 @@ decided elsewhere. Importing this module does not import hivemind (that pulls in
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,12 +24,10 @@ from dilocox_peer.network.bulk import (
     RequestRefused,
     Take,
     TransportDown,
-    acknowledge,
-    receive_reply,
-    send_request,
 )
 from dilocox_peer.network.daemon import Daemon, OnStream, Via
 from dilocox_peer.network.doors import Doors
+from dilocox_peer.network.fetches import Fetches
 from dilocox_peer.network.messages import MessageHandler, Messages
 from dilocox_peer.network.p2pd import Refusal, check_listenable, remember
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
@@ -97,7 +95,7 @@ class Transport:
             daemon, self.doors, self.bandwidth, self.message_protocol,
             lambda peer: self._refusal(peer, Right.JOIN), self._on_heard,
         )  # fmt: skip
-        self._fetching: Counter[PeerId] = Counter()
+        self._fetches = Fetches(daemon, self.bandwidth, self.fetch_protocol, self._on_bytes)
         self.doors.keeper.keep(self.is_busy)
         self._is_closed = False
 
@@ -163,6 +161,7 @@ class Transport:
         if self._is_closed:
             return
         self._is_closed = True
+        self._fetches.close()
         tasks = self._serving.end() | self._messages.end()
         if self._watching is not None:
             self._watching.cancel()
@@ -257,6 +256,7 @@ class Transport:
         async with asyncio.timeout(timeout_s):
             changed, paths = await self.daemon.paths()
         self._messages.on_paths_changed(changed)
+        self._fetches.kept.drop(changed)
         return paths
 
     async def open_stream(
@@ -299,7 +299,7 @@ class Transport:
 
     def is_busy(self, peer: PeerId) -> bool:
         """Whether something is fetched of peer, or by it."""
-        return self._fetching[peer] > 0 or self._serving.is_serving(peer)
+        return self._fetches.is_fetching(peer) or self._serving.is_serving(peer)
 
     async def hang_up(self, peer: PeerId, timeout_s: float = 5.0) -> None:
         """Ends all connections with peer, and what is under way on them. Raises PeerUnavailable."""
@@ -367,7 +367,9 @@ class Transport:
             if self.doors.stream(peer) is not None:
                 writer.transport.abort()
                 return
-            await self._serving.serve(peer, kind, handler, right, reader, writer)
+            await self._serving.serve(
+                peer, kind, handler, right, reader, writer, may_ask=lambda: self.doors.stream(peer) is None
+            )
 
         self.daemon.check_up(self.peer_id)
         await self.daemon.accept(self.fetch_protocol(kind), on_stream)
@@ -391,7 +393,7 @@ class Transport:
         self._check_not_out(peer)
 
         async def once() -> tuple[dict[str, Any], bytearray]:
-            return await self._fetch_once(
+            return await self._fetches.once(
                 peer, kind, header, max_body_bytes=max_body_bytes, timeout_s=timeout_s,
                 stall_timeout_s=stall_timeout_s, take=take,
             )  # fmt: skip
@@ -402,52 +404,6 @@ class Transport:
             if not await self._showed_pass(peer, refused.reason, stall_timeout_s):
                 raise
             return await once()
-
-    async def _fetch_once(
-        self,
-        peer: PeerId,
-        kind: str,
-        header: dict[str, Any],
-        *,
-        max_body_bytes: int,
-        timeout_s: float,
-        stall_timeout_s: float,
-        take: Take | None,
-    ) -> tuple[dict[str, Any], bytearray]:
-        seen = 0
-
-        def count(num_bytes: int) -> None:
-            nonlocal seen
-            self.bandwidth.bytes_received += num_bytes
-            seen += num_bytes
-            self._on_bytes(peer)
-
-        self._fetching[peer] += 1
-        try:
-            async with asyncio.timeout(timeout_s):
-                reader, writer = await self.daemon.open_stream(peer, self.fetch_protocol(kind), stall_timeout_s)
-                try:
-                    await send_request(writer, header)
-                    reply = await receive_reply(
-                        reader, peer, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, on_bytes=count,
-                        pace=self.bandwidth.pace_download, take=take, tell=acknowledge(writer),
-                    )  # fmt: skip
-                finally:
-                    writer.transport.abort()
-        except TimeoutError:
-            raise self.daemon.unavailable(
-                peer, PeerSilent, f"{kind} was not complete within {timeout_s:g} s ({seen} bytes)"
-            ) from None
-        except OSError as error:
-            raise self.daemon.unavailable(peer, PeerGone, f"{kind}: {error}") from None
-        except PeerGone:
-            await self.daemon.check(peer)  # the stream of our own killed p2pd ends just like the peer's
-            raise
-        finally:
-            self._fetching[peer] -= 1
-            if not self._fetching[peer]:
-                del self._fetching[peer]
-        return reply
 
     def fetch_protocol(self, kind: str) -> str:
         return f"{self._prefix}/fetch/{kind}"

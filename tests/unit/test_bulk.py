@@ -146,7 +146,7 @@ async def test_no_more_is_sent_than_is_acknowledged() -> None:
     flow, wire, heard, reader = Flow(Uplink(), is_urgent=True), Wire(), list[int](), asyncio.StreamReader()
     body = bytes(4 * flow.window)
     first = flow.window
-    async with Receipts(reader, flow, heard.append) as receipts:
+    async with Receipts(reader, flow, heard.append, num_bytes=len(body)) as receipts:
         sending = asyncio.create_task(_send(wire, body, receipts))
         await _rest()
         assert first - flow.piece_bytes <= flow.in_flight <= first
@@ -165,7 +165,7 @@ async def test_no_more_is_sent_than_is_acknowledged() -> None:
 
 async def test_a_receiver_that_goes_ends_the_sending_and_frees_its_room() -> None:
     flow, reader = Flow(Uplink(), is_urgent=True), asyncio.StreamReader()
-    async with Receipts(reader, flow, lambda _number: None) as receipts:
+    async with Receipts(reader, flow, lambda _number: None, num_bytes=4 * flow.window) as receipts:
         sending = asyncio.create_task(_send(Wire(), bytes(4 * flow.window), receipts))
         await _rest()
         reader.feed_eof()
@@ -177,9 +177,22 @@ async def test_a_receiver_that_goes_ends_the_sending_and_frees_its_room() -> Non
 async def test_a_receiver_that_acknowledges_nothing_is_given_up() -> None:
     flow = Flow(Uplink(), is_urgent=True)
     with pytest.raises(TimeoutError):
-        async with Receipts(asyncio.StreamReader(), flow, lambda _number: None) as receipts:
+        async with Receipts(asyncio.StreamReader(), flow, lambda _number: None, num_bytes=4 * flow.window) as receipts:
             await _send(Wire(), bytes(4 * flow.window), receipts, stall_timeout_s=0.01)
     assert flow.in_flight == 0
+
+
+async def test_what_follows_the_last_receipt_is_left_for_the_next_request() -> None:
+    flow, reader, body = Flow(Uplink(), is_urgent=True), asyncio.StreamReader(), b"x" * 100
+    async with Receipts(reader, flow, lambda _number: None, num_bytes=len(body)) as receipts:
+        sending = asyncio.create_task(_send(Wire(), body, receipts))
+        await _rest()
+        reader.feed_data((100).to_bytes(8, "big") + b"the next request")
+        await sending
+        await _rest()
+        assert receipts.are_complete
+    reader.feed_eof()
+    assert await reader.read() == b"the next request"
 
 
 async def _send(wire: Wire, body: bytes, receipts: Receipts, stall_timeout_s: float = 10.0) -> None:

@@ -24,7 +24,7 @@ from dilocox_peer.network.message_frames import (
     split_answer,
     split_batch,
 )
-from dilocox_peer.network.message_streams import MAX_STREAMS_OF_STRANGERS, MessageIntake, MessageLines
+from dilocox_peer.network.message_streams import MAX_AWAITED, MAX_STREAMS_OF_STRANGERS, MessageIntake, MessageLines
 from dilocox_peer.types import PeerId
 
 ME = PeerId("me")
@@ -139,6 +139,20 @@ async def test_an_answer_nobody_waits_for_is_not_another_ones(ends: Ends) -> Non
     await asyncio.sleep(0)
     first.cancel()
     assert await ends.lines.send(ME, [b"second"], 10) == [""]
+
+
+async def test_more_than_may_be_unanswered_wait_in_order_and_those_given_up_are_in_nobodys_way(ends: Ends) -> None:
+    await ends.lines.send(ME, [b"first"], 10)
+    many = [asyncio.create_task(ends.lines.send(ME, [str(number).encode()], 10)) for number in range(3 * MAX_AWAITED)]
+    await asyncio.sleep(0)
+    for call in many[: 2 * MAX_AWAITED]:
+        call.cancel()
+    assert await ends.lines.send(ME, [b"last"], 10) == [""]
+    await asyncio.gather(*many, return_exceptions=True)
+    assert [call.result() for call in many[2 * MAX_AWAITED :]] == [[""]] * MAX_AWAITED
+    numbers = [int(raw) for raw in ends.got if raw.isdigit()]
+    assert numbers == sorted(numbers)
+    assert numbers[-MAX_AWAITED:] == list(range(2 * MAX_AWAITED, 3 * MAX_AWAITED))
 
 
 async def test_who_is_turned_away_is_told_and_the_stream_goes_on(ends: Ends) -> None:
