@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
 
-.PHONY: setup demo test test-all test-nat test-browser lint types format clean
+.PHONY: setup demo test test-all test-nat test-browser coverage lint types format clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,10 @@ test-nat: setup
 test-browser: setup
 	$(BIN)/python -m pytest tests/browser
 
+# Of lines and branches, by the tests of units and papers in this process: simulators and real processes come on top and are not counted.
+coverage: setup
+	$(BIN)/python -m pytest -m "not slow and not nightly" -n $(JOBS) --cov --cov-report=term:skip-covered tests/unit tests/paper
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,4 +56,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) out build *.egg-info .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,7 +21,7 @@ MAX_KEPT, MAX_KEPT_PER_PEER = 64, 4  # streams; the longest kept goes
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
+class _FetchStream:
     peer: PeerId
     kind: str
     reader: asyncio.StreamReader
@@ -37,13 +37,13 @@ class KeptStreams:
     """Open streams on which nothing is fetched at the moment."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[float, _Stream]] = []  # until when, the longest kept first
+        self._kept: list[tuple[float, _FetchStream]] = []  # until when, the longest kept first
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def take(self, peer: PeerId, kind: str) -> _Stream | None:
+    def take(self, peer: PeerId, kind: str) -> _FetchStream | None:
         """The one used last that leads there, if any; it is the caller's from now on."""
         for index in reversed(range(len(self._kept))):
             stream = self._kept[index][1]
@@ -54,7 +54,7 @@ class KeptStreams:
                 stream.writer.transport.abort()
         return None
 
-    def keep(self, stream: _Stream) -> None:
+    def keep(self, stream: _FetchStream) -> None:
         of_peer = [each for _, each in self._kept if each.peer == stream.peer]
         if stream.is_over:
             stream.writer.transport.abort()
@@ -63,7 +63,7 @@ class KeptStreams:
             self._end(lambda each: each is of_peer[0])
         elif len(self._kept) >= MAX_KEPT:
             self._end(lambda each: each is self._kept[0][1])
-        kept = _Stream(stream.peer, stream.kind, stream.reader, stream.writer, is_new=False)
+        kept = _FetchStream(stream.peer, stream.kind, stream.reader, stream.writer, is_new=False)
         self._kept.append((time.monotonic() + KEPT_S, kept))
         self._wait()
 
@@ -77,7 +77,7 @@ class KeptStreams:
             self._timer.cancel()
             self._timer = None
 
-    def _end(self, is_meant: Callable[[_Stream], bool]) -> None:
+    def _end(self, is_meant: Callable[[_FetchStream], bool]) -> None:
         gone = [each for _, each in self._kept if is_meant(each)]
         self._kept = [each for each in self._kept if each[1] not in gone]
         for stream in gone:
@@ -97,7 +97,7 @@ class KeptStreams:
         self._wait()
 
 
-class Fetches:
+class BulkFetches:
     """`once`, and `close` in the end."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Fetches:
             seen += num_bytes
             self._on_bytes(peer)
 
-        async def on(stream: _Stream) -> tuple[dict[str, Any], bytearray]:
+        async def on(stream: _FetchStream) -> tuple[dict[str, Any], bytearray]:
             return await self._fetch_on(
                 stream, header, max_body_bytes=max_body_bytes, stall_timeout_s=stall_timeout_s, take=take, count=count
             )
@@ -170,13 +170,13 @@ class Fetches:
             if not self._under_way[peer]:
                 del self._under_way[peer]
 
-    async def _open(self, peer: PeerId, kind: str, timeout_s: float) -> _Stream:
+    async def _open(self, peer: PeerId, kind: str, timeout_s: float) -> _FetchStream:
         reader, writer = await self._daemon.open_stream(peer, self._protocol_of(kind), timeout_s)
-        return _Stream(peer, kind, reader, writer)
+        return _FetchStream(peer, kind, reader, writer)
 
     async def _fetch_on(
         self,
-        stream: _Stream,
+        stream: _FetchStream,
         header: dict[str, Any],
         *,
         max_body_bytes: int,

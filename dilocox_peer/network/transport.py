@@ -27,7 +27,7 @@ from dilocox_peer.network.bulk import (
 )
 from dilocox_peer.network.daemon import Daemon, OnStream, Via
 from dilocox_peer.network.doors import Doors
-from dilocox_peer.network.fetches import Fetches
+from dilocox_peer.network.fetches import BulkFetches
 from dilocox_peer.network.messages import MessageHandler, Messages
 from dilocox_peer.network.p2pd import Refusal, check_listenable, remember
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
@@ -95,7 +95,7 @@ class Transport:
             daemon, self.doors, self.bandwidth, self.message_protocol,
             lambda peer: self._refusal(peer, Right.JOIN), self._on_heard,
         )  # fmt: skip
-        self._fetches = Fetches(daemon, self.bandwidth, self.fetch_protocol, self._on_bytes)
+        self._fetches = BulkFetches(daemon, self.bandwidth, self.fetch_protocol, self._on_bytes)
         self.doors.keeper.keep(self.is_busy)
         self._is_closed = False
 
