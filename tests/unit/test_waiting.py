@@ -31,6 +31,7 @@ from dilocox_peer.wire.rounds import ChainPage, Heartbeat, Vouch
 from tests.certified_stage import MANIFEST, OWNER, ROSTER, STAGE, CertifiedStage
 
 ME = SigningKey(b"m" * 32)
+KEEN = SigningKey(b"k" * 32)  # another newcomer
 
 
 class Newcomer:
@@ -174,6 +175,27 @@ def test_who_finds_no_place_in_the_roster_is_told_so_once(max_peers: int):
         assert second > FULL_S - 2 or not [each for each in newcomer.told if isinstance(each, StageFull)]
     found = [each for each in newcomer.told if isinstance(each, StageFull)]
     assert found == ([StageFull(STAGE, 3)] if max_peers == 3 else [])
+
+
+@pytest.mark.parametrize("vouched", [1, 0], ids=["the owner has signed the first roster", "it has signed nothing"])
+def test_those_who_know_of_a_round_that_nobody_holds_are_told_so_however_many_they_are(
+    newcomer: Newcomer, vouched: int
+):
+    """Another one stands where we do, at the first roster: neither has the round that its only voter certified, and left with."""
+    stage = CertifiedStage().rounds(1)
+    first = stage.certificates[0]
+    newcomer.give(Received(OWNER.peer_id, ChainPage(STAGE, first.head, 1, (first,), False)))
+    newcomer.give(StateComputed(first.head, stage.states[0].digest))
+    if vouched:
+        newcomer.hear_owner(stage, vouched)
+    beat = Heartbeat(STAGE, first.head, 1, 1, 1, 0, 0, 1, 0, True, stage.states[0].digest)
+    for _ in range(60):
+        newcomer.give(Received(KEEN.peer_id, beat))
+        newcomer.see(stage)
+        newcomer.wait(1)
+    assert newcomer.machine.waits_for(newcomer.now) == "state"
+    told = [each for each in newcomer.told if isinstance(each, StateAwaited)]
+    assert told == [StateAwaited(STAGE, 0 if vouched else None)]
 
 
 @pytest.mark.parametrize("vouched", [9, 0])

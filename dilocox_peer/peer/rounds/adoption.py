@@ -104,8 +104,8 @@ class Adoption:
             return "owner" if place.founder is not None else None
         path, checkpoint = self.healing.path, self._forks.checkpoint
         heads = [head for head in self._members.heads(now) if path is not None and head in path.index_of]
-        if checkpoint is not None:
-            heads.append(checkpoint.head)
+        if checkpoint is not None and (has_none or self._chain.height_of(checkpoint.head) is None):
+            heads.append(checkpoint.head)  # one in our chain is what we hold already
         if has_none:
             heads.append(self._chain.head)
         return None if any(self._members.at(head, now) for head in heads) else "state"
