@@ -17,7 +17,8 @@ class Heartbeats:
     """Of one peer. due: when the next one goes out. micro_batches: of ours in the round in training.
 
     A beat is left out for a peer that has just been told something else, as every message is a sign of life: unless what we say of
-    ourselves is news, and never two running, as heads and micro-batches are read from heartbeats alone.
+    ourselves is news, and never two running, as heads and micro-batches are read from heartbeats alone. A beat that is late itself leaves
+    out nobody: on a busy machine the next may be late too, and others would count us as gone.
     """
 
     def __init__(self, owner: Owner, members: Members, now: float) -> None:
@@ -67,13 +68,14 @@ class Heartbeats:
         if now < self.due:
             return []
         owner, members, alive = self._owner, self._members, self._members.alive(now)
+        is_late = now > self.due + owner.timing.heartbeat_s / 8
         self.due = now + owner.timing.heartbeat_s * (0.9 + 0.2 * owner.rng.random())
         self._beats += 1
         told = {*roster, *alive}
         if self._beats % owner.timing.stranger_every == 0:
             told.update(peer for peer in members.known if not members[peer].has_left)  # it says when it is back
         said = heartbeat()
-        self._left_out = self._ride(said, now) - self._left_out
+        self._left_out = set() if is_late else self._ride(said, now) - self._left_out
         self._said, self._told_at = said, {}
         actions: list[Action] = [*send_all(sorted(told - {owner.peer} - self._left_out), said)]
         actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._were_alive)]
