@@ -1,9 +1,9 @@
 """One request and one large reply on a byte stream, with a deadline on everything.
 
 A fetch is REQUEST (header) one way, then REPLY (header, raw body) and END the other way, or REFUSAL (reason) instead. An END may say that
-the next REQUEST is waited for on the same stream. While a body comes, its receiver acknowledges: 8 bytes, big-endian, say how many have come; flow.py says what follows from it. The
-stream of a killed peer ends without an error, so a reply counts only with its announced length and its END. Nothing here
-knows what carries the stream; transport.py brings hivemind's.
+the next REQUEST is waited for on the same stream. While a body comes, its receiver acknowledges: 8 bytes, big-endian, say how many have
+come; flow.py says what follows from it. The stream of a killed peer ends without an error, so a reply counts only with its announced length
+and its END. Nothing here knows what carries the stream; transport.py brings hivemind's.
 """
 
 import asyncio
@@ -140,8 +140,9 @@ async def send_reply(
     receipts: "Receipts | None" = None,
     stays_open: bool = False,
 ) -> None:
-    """Sends all of reply. receipts: of what has come; None: nothing waits for them. stays_open: the next request may follow. Raises TimeoutError when a chunk is not taken, or
-    nothing acknowledged, in stall_timeout_s, ConnectionError."""
+    """Sends all of reply. receipts: of what has come; None: nothing waits for them. stays_open: the next request may follow.
+
+    Raises TimeoutError when a chunk is not taken, or nothing acknowledged, in stall_timeout_s, ConnectionError."""
     async with asyncio.timeout(stall_timeout_s):
         writer.write(pack_header(REPLY, reply.header, reply.body_bytes))
         await writer.drain()

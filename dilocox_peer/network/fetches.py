@@ -26,7 +26,6 @@ class _FetchStream:
     kind: str
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    is_new: bool = True
 
     @property
     def is_over(self) -> bool:
@@ -40,9 +39,6 @@ class KeptStreams:
         self._kept: list[tuple[float, _FetchStream]] = []  # until when, the longest kept first
         self._timer: asyncio.TimerHandle | None = None
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def take(self, peer: PeerId, kind: str) -> _FetchStream | None:
         """The one used last that leads there, if any; it is the caller's from now on."""
         for index in reversed(range(len(self._kept))):
@@ -55,6 +51,7 @@ class KeptStreams:
         return None
 
     def keep(self, stream: _FetchStream) -> None:
+        """Until it is taken, or nobody has for KEPT_S."""
         of_peer = [each for _, each in self._kept if each.peer == stream.peer]
         if stream.is_over:
             stream.writer.transport.abort()
@@ -63,8 +60,7 @@ class KeptStreams:
             self._end(lambda each: each is of_peer[0])
         elif len(self._kept) >= MAX_KEPT:
             self._end(lambda each: each is self._kept[0][1])
-        kept = _FetchStream(stream.peer, stream.kind, stream.reader, stream.writer, is_new=False)
-        self._kept.append((time.monotonic() + KEPT_S, kept))
+        self._kept.append((time.monotonic() + KEPT_S, stream))
         self._wait()
 
     def drop(self, peers: Collection[PeerId]) -> None:

@@ -66,7 +66,6 @@ class _UnderWay:
     is_read: bool = False
     is_sending: bool = False
     num_bytes: int = 0  # of the reply, that were acknowledged
-    stays_open: bool = False  # as its end says
 
     def is_worth_less(self, now: float) -> bool:
         """Whether a stranger that waits for a place may have this one: nothing was asked yet, or hardly anything is taken."""
@@ -74,6 +73,19 @@ class _UnderWay:
         if not self.is_read:
             return took_s > PATIENT_S
         return self.is_sending and took_s > SLOW_AFTER_S and self.num_bytes < SLOW_BYTES_PER_S * took_s
+
+
+@dataclass(frozen=True, slots=True)
+class _ServedStream:
+    """A stream of a peer's, the task that answers what is asked on it, and how."""
+
+    task: asyncio.Task[Any]
+    peer: PeerId
+    kind: str
+    handler: FetchHandler
+    right: Right | None
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
 
 class Serving:
@@ -137,12 +149,11 @@ class Serving:
         """Answers the requests on this stream. may_ask: asked and counted before each but the first. In a task that does nothing else."""
         task = asyncio.current_task()
         assert task is not None
+        served = _ServedStream(task, peer, kind, handler, right, reader, writer)
         header: dict[str, Any] | None = None  # of the request, once it has been read
         try:
-            while True:
-                is_whole = await self._take(task, peer, kind, handler, right, reader, writer, header)
-                if not is_whole or (header := await self._next(task, peer, reader)) is None or not may_ask():
-                    return
+            while await self._take(served, header) and (header := await self._next(served)) is not None and may_ask():
+                pass
         except ProtocolError:
             self._on_malformed(peer)
             writer.transport.abort()
@@ -157,76 +168,51 @@ class Serving:
             self._under_way.pop(task, None)
             self._unheard.pop(task, None)
 
-    async def _take(
-        self,
-        task: asyncio.Task[Any],
-        peer: PeerId,
-        kind: str,
-        handler: FetchHandler,
-        right: Right | None,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        header: dict[str, Any] | None,
-    ) -> bool:
-        """Answers one request, if there is a place for it. header: None if it was not read yet. Whether all of a reply was sent and acknowledged:
-        else nothing more is to be answered. Raises as _respond."""
+    async def _take(self, served: _ServedStream, header: dict[str, Any] | None) -> bool:
+        """Answers one request, if there is a place for it. header: None if it was not read yet. Whether the next one is waited for. Raises as
+        _respond."""
+        peer = served.peer
         num_of_peer = sum(each.peer == peer for each in self._under_way.values())
         most_of_peer = self._limits.streams_per_peer
         is_stranger = not self._is_first(peer)
         if is_stranger and not self._is_over and num_of_peer < most_of_peer:
             self._make_room()
         if self._is_over or self._is_full(is_stranger=is_stranger) or num_of_peer >= 4 * most_of_peer:
-            writer.transport.abort()  # a flood: not even read
+            served.writer.transport.abort()  # a flood: not even read
             return False
-        mine = self._under_way[task] = _UnderWay(peer, is_stranger, time.monotonic())
-        is_one_too_many = num_of_peer >= most_of_peer
-        is_whole = await self._respond(
-            mine, kind, handler, right, reader, writer, header, is_one_too_many=is_one_too_many
-        )
-        self._under_way.pop(task, None)  # its place is free
-        return await self._is_heard(task, mine, reader, is_whole=is_whole)
+        mine = self._under_way[served.task] = _UnderWay(peer, is_stranger, time.monotonic())
+        stays_open = await self._respond(mine, served, header, is_one_too_many=num_of_peer >= most_of_peer)
+        self._under_way.pop(served.task, None)  # its place is free
+        if not stays_open and len(self._unheard) < MAX_UNHEARD:
+            self._unheard[served.task] = peer
+            await until_heard(served.reader)
+        return stays_open
 
-    async def _is_heard(
-        self, task: asyncio.Task[Any], asked: _UnderWay, reader: asyncio.StreamReader, *, is_whole: bool
-    ) -> bool:
-        """Whether the stream stays open for another request. If not, the other has had time to hear the last words."""
-        if asked.stays_open:
-            self._unheard[task] = asked.peer
-            return is_whole
-        if len(self._unheard) < MAX_UNHEARD:
-            self._unheard[task] = asked.peer
-            await until_heard(reader)
-        return False
+    def _stays_open(self, served: _ServedStream) -> bool:
+        """Whether the stream is kept for another request. Its place is taken from now on."""
+        num_of_peer = sum(each == served.peer for each in self._unheard.values())
+        if not self._is_first(served.peer) or num_of_peer >= MAX_KEPT_PER_PEER or len(self._unheard) >= MAX_UNHEARD:
+            return False
+        self._unheard[served.task] = served.peer
+        return True
 
-    def _may_stay_open(self, peer: PeerId) -> bool:
-        num_of_peer = sum(each == peer for each in self._unheard.values())
-        return self._is_first(peer) and num_of_peer < MAX_KEPT_PER_PEER and len(self._unheard) < MAX_UNHEARD
-
-    async def _next(self, task: asyncio.Task[Any], peer: PeerId, reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    async def _next(self, served: _ServedStream) -> dict[str, Any] | None:
         """The next request on a stream that is kept, None if there is none. Raises ProtocolError, OSError."""
         try:
             async with asyncio.timeout(KEPT_S):
-                return await receive_request(reader)
+                return await receive_request(served.reader)
         except (TimeoutError, asyncio.IncompleteReadError):
             return None
         finally:
-            self._unheard.pop(task, None)
+            self._unheard.pop(served.task, None)
 
     async def _respond(
-        self,
-        asked: _UnderWay,
-        kind: str,
-        handler: FetchHandler,
-        right: Right | None,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        header: dict[str, Any] | None,
-        *,
-        is_one_too_many: bool,
+        self, asked: _UnderWay, served: _ServedStream, header: dict[str, Any] | None, *, is_one_too_many: bool
     ) -> bool:
-        """Whether all of a reply was sent. Raises ProtocolError, TimeoutError, OSError, IncompleteReadError."""
+        """Whether all of a reply was sent and the next request may follow. Raises ProtocolError, TimeoutError, OSError, IncompleteReadError."""
+        reader, writer = served.reader, served.writer
         async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-            if (reason := self._refusal(asked.peer, right)) is not None:
+            if (reason := self._refusal(asked.peer, served.right)) is not None:
                 if header is None:
                     await discard_request(reader)
                 await send_refusal(writer, reason)
@@ -242,7 +228,7 @@ class Serving:
         turn = self._free_for_others if asked.is_stranger else nullcontext()
         async with asyncio.timeout(self._limits.reply_timeout_s), turn, self._free:
             asked.began, asked.is_sending = time.monotonic(), True
-            return await self._answer(asked, kind, handler, header, reader, writer)
+            return await self._answer(asked, served, header)
 
     def _is_first(self, peer: PeerId) -> bool:
         return self._is_member is not None and self._is_member(peer)
@@ -266,20 +252,12 @@ class Serving:
                 del self._under_way[poorest]  # its place is free now; it ends with the next turn of the loop
                 poorest.cancel()
 
-    async def _answer(
-        self,
-        asked: _UnderWay,
-        kind: str,
-        handler: FetchHandler,
-        header: dict[str, Any],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
-        """Whether all of a reply was sent, and has come."""
-        peer = asked.peer
+    async def _answer(self, asked: _UnderWay, served: _ServedStream, header: dict[str, Any]) -> bool:
+        """Whether all of a reply was sent and has come, and the next request may follow."""
+        peer, kind, writer = served.peer, served.kind, served.writer
         try:
             async with asyncio.timeout(self._limits.handler_timeout_s):
-                reply = await handler(peer, header)
+                reply = await served.handler(peer, header)
         except TimeoutError:
             await send_refusal(writer, f"{kind} was not ready within {self._limits.handler_timeout_s:g} s")
             return False
@@ -308,8 +286,8 @@ class Serving:
             asked.began += time.monotonic() - since  # it was us who took the time, not who reads
 
         try:
-            async with Receipts(reader, flow, on_received, num_bytes=reply.body_bytes) as receipts:
-                asked.stays_open = self._may_stay_open(peer)
+            async with Receipts(served.reader, flow, on_received, num_bytes=reply.body_bytes) as receipts:
+                stays_open = self._stays_open(served)
                 await send_reply(
                     writer,
                     reply,
@@ -317,8 +295,8 @@ class Serving:
                     pace=pace,
                     stall_timeout_s=self._limits.stall_timeout_s,
                     receipts=receipts,
-                    stays_open=asked.stays_open,
+                    stays_open=stays_open,
                 )
-            return receipts.are_complete
+            return stays_open and receipts.are_complete
         finally:
             self._bandwidth.uplink.end(time.monotonic())

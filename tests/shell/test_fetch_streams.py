@@ -17,17 +17,22 @@ from .test_transport import flat
 
 
 class Pair:
-    """client fetches of server. opened: streams that were opened for it."""
+    """client fetches of server. streams: that were opened for it."""
 
     def __init__(self, server: Transport, client: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.server, self.client, self.opened = server, client, 0
+        self.server, self.client = server, client
+        self.streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         open_stream = client.daemon.open_stream
 
         async def counted(*arguments: Any) -> Any:
-            self.opened += 1
-            return await open_stream(*arguments)
+            self.streams.append(stream := await open_stream(*arguments))
+            return stream
 
         monkeypatch.setattr(client.daemon, "open_stream", counted)
+
+    @property
+    def opened(self) -> int:
+        return len(self.streams)
 
     async def fetch(self, size: int, **options: Any) -> bytes:
         header, most = {"size_bytes": size}, options.pop("most", size)
@@ -72,13 +77,13 @@ async def test_a_stream_that_was_closed_meanwhile_costs_nothing_but_another(
     for expected in (1, 2, 3):
         assert await pair.fetch(1000) == blob(1000)
         assert pair.opened == expected
-        await asyncio.sleep(0.3)
+        await until(pair.streams[-1][0].at_eof)
 
 
 async def test_it_is_closed_when_nothing_is_fetched_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetches, "KEPT_S", 0.05)
     await pair.fetch(1000)
-    await asyncio.sleep(0.3)
+    await until(pair.streams[-1][1].transport.is_closing)
     await pair.fetch(1000)
     assert pair.opened == 2
 

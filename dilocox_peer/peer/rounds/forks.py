@@ -29,7 +29,7 @@ from dilocox_peer.wire.checkpoints import Checkpoint
 
 MAX_LEFT = 64  # branches remembered
 MAX_HELD = 16  # paths that are held back
-MAX_BACK = 16  # certificates before a path that is held back: who was an elector at one of them may sign such a path
+MAX_LOOKED_BACK = 16  # certificates before a path that is held back: electors at any of them may have signed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Forks:
     def _electors_up_to(self, height: int) -> set[PeerId]:
         """Whoever is an elector at one of the places where a branch may part that is worth comparing: who has no vote at the last of
         them may have one before, and stands there where it goes on from."""
-        places = range(max(0, height - MAX_BACK), height + 1)
+        places = range(max(0, height - MAX_LOOKED_BACK), height + 1)
         return {peer for each in places for peer in self._chain.place_at(each).electors}
 
     def left(self, ancestor: int, dropped: Sequence[Certificate]) -> None:

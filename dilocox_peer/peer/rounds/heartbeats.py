@@ -55,9 +55,7 @@ class Heartbeats:
     def told(self, actions: Iterable[Action], now: float) -> None:
         """What goes out to others, of whatever kind."""
         for action in actions:
-            if isinstance(action, Send) and not isinstance(
-                action.message, Passed
-            ):  # which is a sign of life of another
+            if isinstance(action, Send) and not isinstance(action.message, Passed):  # that one says that another lives
                 self._told_at[action.to] = now
 
     def beat(
