@@ -8,13 +8,14 @@ import pytest
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, FetchBlob, Send
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.slices import ranked
+from dilocox_peer.types import PeerId
 from dilocox_peer.wire.rounds import Ack, Averages, Gathered, Offer
 
 from .invariants import Violation
 from .scenario import WHOLE, Length, length_of, round_of, starter
 from .slicing import run_seed
 from .slicing_faults import FAULTS
-from .world import Node, World
+from .world import ROUND_S, Network, Node, World, certificates_of
 
 BATCH = 25
 SEARCHED = 40
@@ -140,6 +141,41 @@ def test_newcomers_average_for_whoever_leads_a_higher_ballot() -> None:
     assert witness is not None
     assert world.run(world.now + 40.0, stop=lambda: witness.round > reached or witness.view > view)
     assert (witness.round, witness.view) == (reached + 1, view)
+
+
+class _SlowForAWhile(World):
+    """Slices of what some peers made take so much longer to get."""
+
+    slow: frozenset[PeerId] = frozenset()
+    longer_s = 1.5 * ROUND_S
+
+    def hang_s(self, action: FetchBlob) -> float:
+        is_slice = action.part is not None and action.part.kind == "slice"
+        return self.longer_s if is_slice and action.sources and action.sources[0] in self.slow else 0.0
+
+
+@pytest.mark.parametrize(("num_peers", "num_slow"), [(8, 2), (6, 1)])
+def test_who_was_slow_for_a_while_is_counted_again_soon_after(num_peers: int, num_slow: int) -> None:
+    """Its table was here and its slices elsewhere not: that was held against it for ever, as nothing that could still come took it back."""
+    world = _SlowForAWhile(1, num_peers)
+    world.be_sliced(4)
+    world.start_peers = num_peers
+    world.network = Network(latency_s=0.02, spread_s=0.05, blob_s=0.3)
+    for node in world.nodes.values():
+        node.slowness = 1.0
+        world.at(world.rng.random(), starter(world, node))
+    world.run(40.0)
+    world.slow = frozenset(sorted(world.nodes)[2 : 2 + num_slow])
+    world.run(100.0)
+    slow = max((certificates_of(node) for node in world.up()), key=len)
+    assert min(len(each.value.entries) for each in slow[3:]) < num_peers, "some came too late meanwhile"
+    world.slow = frozenset()
+    world.run(200.0)
+    before = max(_rounds(world))
+    world.run(290.0)
+    later = max((certificates_of(node) for node in world.up()), key=len)[before:]
+    assert len(later) >= 12
+    assert {len(each.value.entries) for each in later if each.value.kind == "round"} == {num_peers}
 
 
 def _rounds(world: World) -> list[int]:

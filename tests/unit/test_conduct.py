@@ -69,6 +69,17 @@ def test_who_was_slow_for_a_while_and_is_not_waited_for_comes_back_by_being_in_t
     assert A in conduct.waited_for(ROSTER)
 
 
+def test_a_contribution_that_others_lack_counts_when_it_was_waited_for_to_the_end() -> None:
+    conduct = Conduct(ME)
+    conduct.undelivered_to_others(A, in_time=True)
+    conduct.undelivered_to_others(A, in_time=False)
+    assert A in conduct.waited_for(ROSTER)
+    conduct.undelivered_to_others(A, in_time=False)
+    assert A not in conduct.waited_for(ROSTER)
+    conduct.undelivered_to_others(A, in_time=True)
+    assert A in conduct.waited_for(ROSTER), "it comes back by being in time, though nobody waited"
+
+
 def test_who_lets_fetches_hang_holds_two_rounds_up_not_six() -> None:
     conduct = Conduct(ME)
     for number in range(2):

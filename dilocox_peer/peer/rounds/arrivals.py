@@ -99,6 +99,10 @@ class Arrivals:
             return self._holdings.is_under_way(blob)
         return self._slicing.is_under_way(blob, now)
 
+    def _lacking(self, blob: Digest, now: float) -> Digest | None:
+        """What of a contribution is still to come here, None if it is others alone that lack some of it."""
+        return blob if self._slicing is None else self._slicing.lacking(blob, now)
+
     # ---- when the round ends, and what is waited for then ----
 
     def has_ended(self, proposed: Iterable[Entry], now: float) -> bool:
@@ -287,10 +291,12 @@ class Arrivals:
                     conduct.silent(peer)
             elif self._is_here(entry.blob, now) or peer in contributors:
                 conduct.delivered(peer)
+            elif (lacking := self._lacking(entry.blob, now)) is None:
+                conduct.undelivered_to_others(peer, in_time=now < self._blobs_due)
             else:
                 conduct.undelivered(
                     peer,
-                    entry.blob,
+                    lacking,
                     due_at=now + seat.pace.exchange_s,
                     waited_until=self._blobs_due if self.ended_at is not None else now + seat.pace.exchange_wait_s,
                     has_failed=not self._is_coming(peer, entry, now),

@@ -152,6 +152,13 @@ class Slicing:
             return False
         return self._holdings.has(table) or self._holdings.is_under_way(table)
 
+    def lacking(self, table: Digest, now: float) -> Digest | None:
+        """What of a contribution is still to come to us: its table, or a slice of it that is ours to average; None: nothing."""
+        if not self._holdings.has(table):
+            return table
+        parts = self._holdings.parts_of(table)
+        return next((parts[index] for index in self._own(now) if parts and not self._holdings.has(parts[index])), None)
+
     # ---- what comes in ----
 
     def on_gathered(self, sender: PeerId, message: Gathered) -> None:

@@ -184,6 +184,14 @@ class Conduct:
             owed.popitem(last=False)
             self._missed(peer, MISSED, NO_DELIVERY)
 
+    def undelivered_to_others(self, peer: PeerId, *, in_time: bool) -> None:
+        """The round is certified, and its contribution, in slices, is not with all whose slices they are, though we have ours of it.
+        in_time: it was not waited for to the end, so that nothing can be said against it."""
+        if not in_time:
+            self._missed(peer, MISSED, NO_DELIVERY)
+        elif self._of(peer).missed >= DOUBT:
+            self.delivered(peer)
+
     def silent(self, peer: PeerId) -> None:
         """The round is certified, its offer was waited for to the end, and none came though it trains."""
         self._missed(peer, SILENT, NO_OFFER)
