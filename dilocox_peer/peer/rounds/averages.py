@@ -127,7 +127,20 @@ class Slicing:
 
     def _own(self, now: float) -> list[int]:
         """Slices that are ours to average."""
-        return [index for index in range(self._sharing.count) if self._seat.me in self.drawn_to(index, now)]
+        return [
+            index
+            for index in range(self._sharing.count)
+            if self._seat.me in self.drawn_to(index, now) or self._is_passed_over(index)
+        ]
+
+    def _is_passed_over(self, index: int) -> bool:
+        """Whether a slice is settled by one that comes after us, to whom somebody before it seemed not to be here: the others put their
+        votes off until we have said what it comes to (is_early)."""
+        batch = None if self._current is None else self._batches[self._current]
+        if batch is None or index not in batch.settled or self._seat.me in batch.said.get(index, {}):
+            return False
+        order, result = self._orders[index], self._result(batch, index)
+        return result is not None and self._seat.me in order[: max(order.index(peer) for peer, _ in result.by)]
 
     # ---- what of the contributions is here, as arrivals.py asks ----
 

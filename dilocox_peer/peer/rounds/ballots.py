@@ -75,6 +75,7 @@ class Ballots:
         self._turns = Turns(seat, members)
         self.certificate: Certificate | None = None
         self._lead: Lead | None = None
+        self._first: Lead | None = None  # of ballot 0, while its value is drafted
         self.pending: Pending | None = None
         self._excluded: set[Digest] = set()
         self.proposed_at: float | None = None
@@ -142,10 +143,13 @@ class Ballots:
     def on_inputs(self, sender: PeerId, message: Inputs, now: float) -> tuple[list[Action], str | None]:
         """The leader of the ballot under way has its contributions averaged: it has its time. Nobody else takes the averagers' time.
         A member without a vote promises nothing and knows of no ballot that is under way: it averages for the leader of the named one."""
-        if self._slicing is None or (self._seat.may_vote and message.ballot != self._seat.votes.promised):
+        if reason := self._why_not_led(sender, ballot := message.ballot):
+            return [], f"names inputs in ballot {ballot}, {reason}"
+        if self._seat.may_vote and ballot < self._seat.votes.promised:
+            return [self._seat.nack(sender, ballot, ())], None
+        is_under_way = ballot == self._seat.votes.promised or not self._seat.may_vote
+        if self._slicing is None or not is_under_way:
             return [], None
-        if reason := self._why_not_led(sender, message.ballot):
-            return [], f"names inputs in ballot {message.ballot}, {reason}"
         return self._slicing.on_inputs(sender, message, now)
 
     def on_ack(self, sender: PeerId, message: Ack) -> str | None:
@@ -164,19 +168,11 @@ class Ballots:
         return None
 
     def on_nack(self, sender: PeerId, message: Nack, now: float) -> None:
-        lead = self._lead
-        if lead is None or message.ballot != lead.ballot or sender not in self._seat.order:
-            return
-        if message.promised > lead.ballot:
-            # Whoever leads the higher ballot asks us too, and then we give way. If nobody does, the promise is a leftover
-            # of a leader that died or moved on: we ask above it, or a quorum without that peer goes on in our ballot.
-            if lead.outbid < message.promised <= self._highest_ballot - len(self._seat.order):  # theirs follow, too
-                lead.outbid = message.promised
+        lead = self._lead or self._first
+        if lead is not None and message.ballot == lead.ballot and sender in self._seat.order:
+            highest = self._highest_ballot - len(self._seat.order)  # theirs follow, too
+            if lead.is_outbid(sender, message, highest):
                 lead.outbid_at = min(lead.outbid_at, now + self._seat.jittered(self._seat.timing.retry_s))
-        elif lead.value is not None:
-            lead.nackers.add(sender)
-            for blob in set(message.blobs) & set(lead.value.blobs):
-                lead.nacked.setdefault(blob, set()).add(sender)
 
     def on_prepare(self, sender: PeerId, message: Prepare, now: float) -> tuple[list[Action], str | None]:
         seat, ballot = self._seat, message.ballot
@@ -310,9 +306,10 @@ class Ballots:
             lead = Lead(interrupted.ballot, now, shown=interrupted.promises)
             return self._propose(lead, interrupted.value, now)
         if self._turns.is_first and seat.leader(0) == seat.me and self._is_all_in(now):
-            if seat.votes.promised == 0 and seat.votes.accepted is None:
-                return self._propose_own(Lead(0, now), now)
-            return self._lead_above(seat.votes.promised, now)  # a promise from before a restart forbids ballot 0
+            first = self._first = self._first or Lead(0, now)
+            is_free = seat.votes.promised == 0 and seat.votes.accepted is None and now < first.outbid_at
+            above = max(first.outbid, seat.votes.promised)  # promises, ours from before a restart or others', forbid it
+            return self._propose_own(first, now) if is_free else self._lead_above(above, now)
         if now < self._turns.due:
             # A leader proposes when the offers are in, or late. Waiting for late alone would in a first round, where nothing is
             # learned yet, let a view change come before the next leader.

@@ -1,11 +1,11 @@
-"""A ballot under way, as ballots.py keeps it: one of ours that we lead, or another's proposal. Pure records."""
+"""A ballot under way, as ballots.py keeps it: one of ours that we lead, or another's proposal. Pure."""
 
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Value
-from dilocox_peer.wire.rounds import Accepted, Justification, Promised
+from dilocox_peer.wire.rounds import Accepted, Justification, Nack, Promised
 
 
 @dataclass(slots=True)
@@ -24,6 +24,22 @@ class Lead:
     resend_at: float = 0.0
     outbid: int = 0  # highest ballot that a NACK named as promised
     outbid_at: float = FOREVER  # when to ask above it, if whoever leads it has not been heard by then
+
+    def is_outbid(self, sender: PeerId, message: Nack, highest: int) -> bool:
+        """Takes a NACK in this ballot in; whether it names a higher promised one than was known. highest: those above it are not heeded.
+
+        Whoever leads the higher ballot asks us too, and then we give way. If nobody does, the promise is a leftover of a leader that
+        died or moved on: we ask above it, or a quorum without that peer goes on in our ballot."""
+        if message.promised > self.ballot:
+            if not self.outbid < message.promised <= highest:
+                return False
+            self.outbid = message.promised
+            return True
+        if self.value is not None:
+            self.nackers.add(sender)
+            for blob in set(message.blobs) & set(self.value.blobs):
+                self.nacked.setdefault(blob, set()).add(sender)
+        return False
 
 
 @dataclass(slots=True)
