@@ -13,6 +13,7 @@ ALL_LINKED = (
 )
 
 
+@pytest.mark.long
 def test_eight_homes_with_paths_for_70_percent_of_pairs_have_nearly_all_contributions() -> None:
     """The goal is 7.2 of 8."""
     passed = [play(seed) for seed in range(3)]

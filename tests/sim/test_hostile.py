@@ -10,6 +10,7 @@ BATCH = 10
 SEARCHED = 40  # seeds a planted fault gets to show itself in
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 30, BATCH))
 def test_every_invariant_holds_among_the_honest(first: int) -> None:
     for seed in range(first, first + BATCH):

@@ -21,6 +21,7 @@ def test_liars_are_found_out_and_nobody_else(seed: int) -> None:
     run_lying_seed(seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_of_the_checks_is_caught(fault: str) -> None:
     with pytest.raises(Violation):

@@ -54,6 +54,7 @@ class OpenRun:
         return sum(value.plan.inner_steps * STEP_US for value in values if value.entries)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_thirty_that_behave_for_an_hour_have_no_vote_and_cannot_go_on_without_the_six(seed: int) -> None:
     run = OpenRun(seed)
