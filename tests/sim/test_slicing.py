@@ -188,5 +188,21 @@ def test_who_was_slow_for_a_while_is_counted_again_soon_after(num_peers: int, nu
     assert {len(each.value.entries) for each in later if each.value.kind == "round"} == {num_peers}
 
 
+def test_no_round_goes_without_contributions_where_averaging_is_slow() -> None:
+    """Others stepped in that had none of the contributions: as none was with all who average, rounds without any were certified."""
+    world = World(0, 8)
+    world.be_sliced(6)
+    world.start_peers, world.average_s = 8, 2 * ROUND_S
+    world.network = Network(latency_s=0.02, spread_s=0.05, blob_s=0.3)
+    for node in world.nodes.values():
+        node.slowness = 1.0
+        world.at(world.rng.random(), starter(world, node))
+    world.run(200.0)
+    chain = max((certificates_of(node) for node in world.up()), key=len)
+    counted = [len(each.value.entries) for each in chain if each.value.kind == "round"]
+    assert len(counted) >= 10
+    assert min(counted) > 0, counted
+
+
 def _rounds(world: World) -> list[int]:
     return [node.machine.round for node in world.up() if node.machine is not None]

@@ -327,7 +327,7 @@ class Node:
                     delay_s = min(delay_s, action.within_s)
                 self.later(delay_s, lambda: self._fetched_blob(action, serial))
             case AverageSlice():
-                self.later(world.rng.random() * MAX_APPLY_S, lambda: self._average(action))
+                self.later(world.rng.random() * world.average_s, lambda: self._average(action))
             case Apply():
                 self.queue.append(action)
                 self._apply_next()
@@ -607,6 +607,7 @@ class World(Clockwork):
         self.step_us = 0  # that an inner step takes, as all report; 0: nobody measured it
         self.at_least = 1.0  # of the rounds that quiet should bring
         self.encode_messages = False
+        self.average_s = MAX_APPLY_S  # that averaging a slice takes at most
         self.slices = 0  # in which contributions are averaged; 0: all to all
         self._machine = machine
         self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans, self.is_honest, lambda: self.now)

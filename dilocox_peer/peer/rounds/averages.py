@@ -105,7 +105,7 @@ class Slicing:
         batch = None if self._current is None else self._batches[self._current]
         wanted = VOUCHING
         if batch is not None and index not in batch.settled:
-            wanted += int((now - batch.since) / self._patience_s)
+            wanted += int((now - batch.since) / self.patience_s)
             wanted += max(0, len({outcome for outcome, _ in batch.said.get(index, {}).values()}) - 1)
             wanted += sum(self._holdings.is_refused(outcome.blob) for outcome, _ in batch.said.get(index, {}).values())
         here = (peer for peer in self._orders[index] if self._may_average(peer, now))
@@ -122,8 +122,9 @@ class Slicing:
         return may
 
     @property
-    def _patience_s(self) -> float:
-        return max(self._seat.pace.ballot_s / 2, (self._seat.pace.round_s or 0.0) / 8)
+    def patience_s(self) -> float:
+        """Until another steps in for who averages: on a busy machine it is slow, and who steps in makes it slower."""
+        return max(self._seat.pace.ballot_s / 2, (self._seat.pace.round_s or 0.0) / 4)
 
     def _own(self, now: float) -> list[int]:
         """Slices that are ours to average."""
@@ -446,7 +447,7 @@ class Slicing:
     def asked(self, entries: Sequence[Entry], now: float) -> Sequence[Entry]:
         """What a leader that would have these averaged names: what was named before, while that has its time, if it is most of these."""
         batch = None if self._current is None else self._batches[self._current]
-        if batch is None or now >= batch.since + 8 * self._patience_s or 3 * len(batch.entries) < 2 * len(entries):
+        if batch is None or now >= batch.since + 8 * self.patience_s or 3 * len(batch.entries) < 2 * len(entries):
             return entries
         return entries if any(self._holdings.is_refused(each.blob) for each in batch.entries) else batch.entries
 
@@ -477,7 +478,7 @@ class Slicing:
     def is_early(self, value: Value, now: float) -> bool:
         """Whether it has results by members whose turn it is not: others that are here come before them, and have not said what they
         came to. Later it is voted for all the same."""
-        if not value.results or now >= self.late_at + 2 * self._patience_s:
+        if not value.results or now >= self.late_at + 2 * self.patience_s:
             return False
         batch = self._batches.get(inputs_of(value.entries))
         for index, result in enumerate(value.results):

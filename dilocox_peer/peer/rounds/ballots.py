@@ -229,7 +229,7 @@ class Ballots:
         if self.certificate is not None:
             return []
         if self._slicing is not None and self._slicing.has_news():
-            self._turns.goes_on(now)
+            self._turns.goes_on(now, self._slicing.patience_s)
         if self._arrivals.ended_at is None and self._seat.is_member:
             proposed = () if self.pending is None else self.pending.value.entries
             if self._arrivals.has_ended(proposed, now):

@@ -30,9 +30,12 @@ class Drafts:
     def next(self, ballot: int, excluded: Collection[Digest], now: float) -> tuple[Value | None, list[Action]]:
         """The value to propose in a ballot of ours; None while its slices are being averaged, and what has them averaged."""
         entries: Sequence[Entry] = self._believed(excluded, now)
-        if self._slicing is None or not entries:
+        if self._slicing is None:
             return self._value(entries, now), []
+        # Also when none is here: where another steps in for who is slow, it has none of them yet.
         entries = self._slicing.asked(sorted(entries, key=lambda entry: entry.peer), now)
+        if not entries:
+            return self._value((), now), []
         results = self._slicing.results(entries)
         if results is None or any(result.blob in excluded for result in results):
             return None, self._slicing.ask(ballot, entries, now)

@@ -55,10 +55,10 @@ class Turns:
         """Offers are no longer waited for, only the certificate."""
         self.due = min(self.due, now + self._seat.jittered(self._seat.pace.ballot_s))
 
-    def goes_on(self, now: float) -> None:
-        """What is to be proposed is on its way: whoever leads has its time for that, too."""
+    def goes_on(self, now: float, longer_s: float) -> None:
+        """What is to be proposed is on its way: whoever leads has its time for that, too, so much of it."""
         if self.due != FOREVER:
-            self.due = max(self.due, now + self._seat.jittered(self._seat.pace.ballot_s))
+            self.due = max(self.due, now + self._seat.jittered(self._seat.pace.ballot_s + longer_s))
 
     def is_lost(self, waited_s: float, now: float) -> bool:
         """Whether no use is in waiting for the leader of this turn. waited_s: since the round ended."""
