@@ -123,7 +123,7 @@ class Slicing:
 
     @property
     def patience_s(self) -> float:
-        """Until another steps in for who averages: on a busy machine it is slow, and who steps in makes it slower."""
+        """Seconds until another steps in for who averages: on a busy machine it is slow, and who steps in makes it slower."""
         return max(self._seat.pace.ballot_s / 2, (self._seat.pace.round_s or 0.0) / 4)
 
     def _own(self, now: float) -> list[int]:

@@ -143,13 +143,13 @@ class Ballots:
     def on_inputs(self, sender: PeerId, message: Inputs, now: float) -> tuple[list[Action], str | None]:
         """The leader of the ballot under way has its contributions averaged: it has its time. Nobody else takes the averagers' time.
         A member without a vote promises nothing and knows of no ballot that is under way: it averages for the leader of the named one."""
-        if reason := self._why_not_led(sender, ballot := message.ballot):
-            return [], f"names inputs in ballot {ballot}, {reason}"
-        if self._seat.may_vote and ballot < self._seat.votes.promised:
-            return [self._seat.nack(sender, ballot, ())], None
-        is_under_way = ballot == self._seat.votes.promised or not self._seat.may_vote
-        if self._slicing is None or not is_under_way:
+        ballot, promised = message.ballot, self._seat.votes.promised if self._seat.may_vote else message.ballot
+        if self._slicing is None or ballot > promised:
             return [], None
+        if reason := self._why_not_led(sender, ballot):
+            return [], f"names inputs in ballot {ballot}, {reason}"
+        if ballot < promised:  # it proposes nothing yet that would be answered so
+            return [self._seat.nack(sender, ballot, ())], None
         return self._slicing.on_inputs(sender, message, now)
 
     def on_ack(self, sender: PeerId, message: Ack) -> str | None:

@@ -56,7 +56,7 @@ class Turns:
         self.due = min(self.due, now + self._seat.jittered(self._seat.pace.ballot_s))
 
     def goes_on(self, now: float, longer_s: float) -> None:
-        """What is to be proposed is on its way: whoever leads has its time for that, too, so much of it."""
+        """What is to be proposed is on its way: whoever leads has longer_s, in seconds, for that and then the time of a ballot."""
         if self.due != FOREVER:
             self.due = max(self.due, now + self._seat.jittered(self._seat.pace.ballot_s + longer_s))
 
