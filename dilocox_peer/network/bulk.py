@@ -27,6 +27,7 @@ OPEN: Final = "open"  # in an END: the stream stays open
 
 CHUNK_BYTES = 512 * 1024  # fastest of 64 KiB, 512 KiB, 2 MiB over p2pd [m]
 MAX_REASON_CHARS = 300
+JOINED_BYTES = 64 * 1024  # that are copied to go in one write
 RECEIPT_BYTES = 8
 LOOK_S = 0.1
 HEARD_S = 5.0  # for the other to read what was said last
@@ -143,25 +144,29 @@ async def send_reply(
     """Sends all of reply. receipts: of what has come; None: nothing waits for them. stays_open: the next request may follow.
 
     Raises TimeoutError when a chunk is not taken, or nothing acknowledged, in stall_timeout_s, ConnectionError."""
-    async with asyncio.timeout(stall_timeout_s):
-        writer.write(pack_header(REPLY, reply.header, reply.body_bytes))
-        await writer.drain()
+    # The head goes with the first piece and the end with the last, where they are short: each write is a packet or two of the line's.
+    ahead, num_left = pack_header(REPLY, reply.header, reply.body_bytes), reply.body_bytes
+    end = pack_header(END, {OPEN: True} if stays_open else {}, 0)
     async for part in reply.parts():
         view = memoryview(part).cast("B")
-        at = 0
-        while at < view.nbytes:
+        while view.nbytes:
             most = chunk_bytes() if receipts is None else min(chunk_bytes(), receipts.flow.piece_bytes)
-            chunk = view[at : at + most]
+            chunk, view = view[:most], view[most:]
+            num_left -= chunk.nbytes
             await pace(chunk.nbytes)
             async with asyncio.timeout(stall_timeout_s):
                 if receipts is not None:
                     await receipts.room_for(chunk.nbytes)
-                writer.write(chunk)
+                behind = b"" if num_left else end
+                pieces: tuple[Buffer, ...] = (ahead, chunk, behind)
+                for piece in [b"".join(pieces)] if chunk.nbytes <= JOINED_BYTES else pieces:
+                    writer.write(piece)
                 await writer.drain()
-            at += chunk.nbytes
+            ahead = b""
     async with asyncio.timeout(stall_timeout_s):
-        writer.write(pack_header(END, {OPEN: True} if stays_open else {}, 0))
-        await writer.drain()
+        if ahead:  # of no bytes
+            writer.write(ahead + end)
+            await writer.drain()
         if receipts is not None:
             await receipts.all_in()
 

@@ -18,6 +18,7 @@ URGENT_S, BACKGROUND_S = 0.15, 0.06  # of delay beside the least
 NEWEST = 8  # answers whose soonest counts: what else is late then is this computer or the other, not the line
 START_BYTES = 32 * 1024
 LEAST_BYTES, MOST_BYTES = 8 * 1024, 16 * 1024 * 1024
+PIECE_BYTES = 16 * 1024
 GAIN = 0.5  # of the window an answer time; with an answer time's delay 1 swings for ever
 REMEMBERED_S = 300.0  # the least answer time: the way to a peer may change
 MAX_FLOWS = 1024
@@ -72,8 +73,8 @@ class Flow:
 
     @property
     def piece_bytes(self) -> int:
-        """As much as should be sent at a time."""
-        return max(LEAST_BYTES // 2, self.window // 16)
+        """As much as should be sent at a time: each piece is a packet and its answer another, and the first that are late are to be told soon."""
+        return max(LEAST_BYTES // 2, min(self.window // 4, PIECE_BYTES), self.window // 16)
 
     def sent(self, num_bytes: int, now_s: float) -> None:
         self.in_flight += num_bytes

@@ -5,6 +5,7 @@ binds this peer alone: a volunteer's program that is older than the owner asks f
 """
 
 import asyncio
+import random
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,7 +19,8 @@ from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.directives import Directive
 
-LOOK_S = 20.0  # between two looks into the directory; peers of the stage tell each other at once
+LOOK_S = 20.0  # between two looks into the directory, of all peers of a stage together: they tell each other at once
+MOST_LOOKED_S = 80.0  # between two of one peer, which also writes what is about to be forgotten there
 STEER_S = 0.5
 REWRITE_S = 75.0  # left of the record in the directory, out of 120
 FIRST_LOOK_S = 5.0
@@ -60,6 +62,7 @@ class Steering:
         self._directory = directory
         self._pauses = pauses
         self._conveyor = conveyor
+        self._rng = random.Random(me)
 
     async def run(self) -> None:
         """Raises RunRefused when the owner wants this peer to go."""
@@ -92,7 +95,8 @@ class Steering:
         while True:
             with suppress(RunUnreachable):  # nobody took it, or they know a newer one: the next look reads it
                 await self._look()
-            await asyncio.sleep(LOOK_S)
+            num_peers = len(self._machine.alive(asyncio.get_running_loop().time()))
+            await asyncio.sleep(min(LOOK_S * num_peers, MOST_LOOKED_S) * self._rng.uniform(0.5, 1.0))
 
     async def _look(self) -> None:
         """Reads the newest, and writes the one we know before it is forgotten: it outlives the bootstrap."""

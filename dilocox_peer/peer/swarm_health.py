@@ -19,9 +19,8 @@ from dilocox_peer.wire.health import Ail, HealthForm
 from dilocox_peer.wire.records import KEEPERS
 
 ASK_EVERY_S = 3.0
-ASKS_A_LOOK = (
-    8  # at most so many are asked at one look, of which there is one a second: larger swarms are gone round more slowly
-)
+ASKS_A_LOOK = 8  # at most, of which there is one a second: larger swarms are gone round more slowly
+HEARD_EVERY_S = 2.0  # one of those that are heard anyway, so that what a peer asks does not grow with the swarm
 SILENT_S = 5.5  # without a sign of life, an unanswered question among it
 REMEMBERED_S = 30.0  # that the directory has not, after its last sign of life
 UNANSWERED_S = 2.5  # a question that is out for so long
@@ -97,6 +96,7 @@ class SwarmHealth:
     has_begun: bool = False  # a round is certified, of any stage
     _known: dict[PeerId, Known] = field(default_factory=dict)
     _looked_at: float | None = None
+    _asked_heard_at: float = NEVER
     _read: set[int] = field(default_factory=set)  # stages that the directory was read for
     _empty_since: dict[int, float] = field(default_factory=dict)
     _last_of: dict[int, PeerId] = field(default_factory=dict)
@@ -203,8 +203,13 @@ class SwarmHealth:
             and not each.is_asked
             and now - each.asked_at >= ASK_EVERY_S
         ]
-        due.sort(key=lambda each: (now - each.heard_at <= ASK_EVERY_S, each.asked_at, each.peer))
-        return [each.peer for each in due[:most]]
+        due.sort(key=lambda each: (each.asked_at, each.peer))
+        unheard = [each.peer for each in due if now - each.heard_at > ASK_EVERY_S][:most]
+        heard = [each.peer for each in due if now - each.heard_at <= ASK_EVERY_S]
+        if not heard or len(unheard) == most or now - self._asked_heard_at < HEARD_EVERY_S:
+            return unheard
+        self._asked_heard_at = now
+        return [*unheard, heard[0]]
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where it is dialled, as far as its lease says."""

@@ -10,7 +10,7 @@
 
 A file on its way is checked chunk by chunk and whole, survives restarts in part, and is moved in when it is right. donors: peers that
 may or may not have it, those first that are trusted most; a dozen is plenty. A name, a size limit and peers are all it takes: nothing
-about things is in the directory. What peers may ask is `{name, want: "outline"}` and `{name, start, stop}`
+about things is in the directory. What peers may ask is `{name, want: "outline"}`, `{name, start, stop}` and, of small things, `{names}`
 (docs/protocol.md). Whoever may read the run may ask; bandwidth limits are the transport's.
 """
 
@@ -28,6 +28,7 @@ from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt
 from dilocox_peer.network.bulk import Reply, Streamed
 from dilocox_peer.network.frames import Buffer
 from dilocox_peer.network.transport import Transport
+from dilocox_peer.store.bundles import ABSENT, BUNDLED_BYTES, names_in
 from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline
 from dilocox_peer.store.pull import STORE_SERVICE, Pull
@@ -172,6 +173,14 @@ class Store:
                     raise ProtocolError(peer, f"bytes {start} to {stop} of a thing of {content.outline.size_bytes}")
                 pieces = Streamed(stop - start, lambda: self._pieces(Digest(name), content, start, stop))
                 return Reply({}, pieces, self._is_urgent(peer, Digest(name)))
+            case {"names": bytes(packed)} if (names := names_in(packed)) is not None:
+                found = await self._in_thread(self._small, names)
+                sizes = [ABSENT if raw is None else len(raw) for raw in found]
+                for name, raw in zip(names, found, strict=True):
+                    if raw is not None:
+                        self._on_served(name, len(raw))
+                is_urgent = any(self._is_urgent(peer, name) for name in names)
+                return Reply({"sizes": sizes}, [raw for raw in found if raw is not None], is_urgent)
             case _:
                 raise ProtocolError(peer, "a request that names no thing, or not what is wanted of it")
 
@@ -195,6 +204,19 @@ class Store:
 
     def _found(self, name: Digest) -> Content | None:
         return next((found for source in self._sources if (found := source.content(name)) is not None), None)
+
+    def _small(self, names: Iterable[Digest]) -> list[Buffer | None]:
+        """Those that are here and are small."""
+        return [self._whole(name) for name in names]
+
+    def _whole(self, name: Digest) -> Buffer | None:
+        content = self._found(name)
+        if content is None or content.outline.size_bytes > BUNDLED_BYTES:
+            return None
+        try:
+            return content.chunk(0) if content.outline.size_bytes else b""
+        except (StateCorrupt, OSError):
+            return None
 
     async def _outlined(self, peer: PeerId, name: Digest, content: Content) -> Reply:
         outline = content.outline

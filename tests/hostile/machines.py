@@ -31,10 +31,10 @@ class Hostile(RoundMachine):
 
     has_turned = False
 
-    def handle(self, event: Input, now: float) -> list[Action]:
+    def handle(self, event: Input, now: float, *, more: bool = False) -> list[Action]:
         if not self.has_turned:
-            return super().handle(event, now)
-        return self._abuse(event, super().handle(self._twisted(event), now), now)
+            return super().handle(event, now, more=more)
+        return self._abuse(event, super().handle(self._twisted(event), now, more=more), now)
 
     def _twisted(self, event: Input) -> Input:
         return event
@@ -69,8 +69,8 @@ class Hangs(OffersNothing):
 class Silent(Hostile):
     """Trains, by what it says, and never offers anything. A disk that hangs does the same to an honest peer."""
 
-    def handle(self, event: Input, now: float) -> list[Action]:
-        return [] if self.has_turned and isinstance(event, Closed) else super().handle(event, now)
+    def handle(self, event: Input, now: float, *, more: bool = False) -> list[Action]:
+        return [] if self.has_turned and isinstance(event, Closed) else super().handle(event, now, more=more)
 
 
 class Claims(Hostile):

@@ -54,12 +54,12 @@ class Forges(RoundMachine):
         due = super().deadline()
         return min(due, self._next_s) if due is not None and self._insiders else due
 
-    def handle(self, event: Input, now: float) -> list[Action]:
+    def handle(self, event: Input, now: float, *, more: bool = False) -> list[Action]:
         if isinstance(event, Received) and event.sender in ACCOMPLICES and isinstance(event.message, ChainPage):
             # It is not taken in by its accomplices, of whom one may have its orders before it has its own.
             ROUNDS.update((each.head, each.value.round) for each in event.message.certificates)
             return []
-        actions = super().handle(event, now)
+        actions = super().handle(event, now, more=more)
         if now >= self._next_s:
             self._next_s = now + EVERY_S
             self._read_orders()

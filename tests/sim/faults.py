@@ -72,10 +72,10 @@ class _NeverCallsViewChanges(ViewChanges):
 class _KeepsPseudoGradient(RoundMachine):
     """Keeps its pseudo-gradient over every branch switch, also where it is in the new branch already."""
 
-    def handle(self, event: Input, now: float) -> list[Action]:
+    def handle(self, event: Input, now: float, *, more: bool = False) -> list[Action]:
         return [
             replace(action, keep_pseudo_gradient=True) if isinstance(action, FetchState) and action.donors else action
-            for action in super().handle(event, now)
+            for action in super().handle(event, now, more=more)
         ]
 
 

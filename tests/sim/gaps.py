@@ -25,8 +25,8 @@ SETTLED_S, MEASURED_S = 40.0, 160.0
 class Unpassed(RoundMachine):
     """Nobody passes anything on: what is cut off stays so."""
 
-    def handle(self, event: MachineInput, now: float) -> list[Action]:
-        return [] if isinstance(event, PeerUnreached) else super().handle(event, now)
+    def handle(self, event: MachineInput, now: float, *, more: bool = False) -> list[Action]:
+        return [] if isinstance(event, PeerUnreached) else super().handle(event, now, more=more)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ no machine and only the invitation. Neither can sign for an honest peer: all of 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from dilocox_peer.contract import Note
 from dilocox_peer.peer.rounds.chain import Place, place_after, vote_for
@@ -91,8 +92,8 @@ class Hostile(Node):
                 return
         deadline = machine.deadline()
         if deadline is not None and deadline < self.ticking_at:
-            self.ticking_at = deadline
-            self.later(deadline - self.world.now, self._tick)
+            self.ticking_at, self.ticks = deadline, self.ticks + 1
+            self.later(deadline - self.world.now, partial(self._tick, self.ticks))
 
     def carry_out(self, action: Action) -> None:
         match action:

@@ -1,4 +1,4 @@
-"""Plays one seed, or a range of them: `python -m tests.sim.replay SEED [--to SEED] [--fault NAME] [--slices] [--brief] [--trace]`."""
+"""Plays one seed, or a range of them: `python -m tests.sim.replay SEED [--to SEED] [--fault NAME] [--slices] [--brief] [--crowded] [--trace]`."""
 
 import argparse
 import sys
@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--hostile", action="store_true", help="with hostile peers")
     parser.add_argument("--slices", action="store_true", help="averaging in slices")
     parser.add_argument("--brief", action="store_true", help="histories as short as most in `make test` are")
+    parser.add_argument("--crowded", action="store_true", help="on busy machines")
     parser.add_argument("--trace", action="store_true", help="print every input and action")
     arguments = parser.parse_args()
     machine: type[RoundMachine] = RoundMachine
@@ -39,9 +40,11 @@ def main() -> int:
                 continue
             length = BRIEF if arguments.brief else WHOLE
             if arguments.slices:
-                outcome, _ = run_sliced_seed(seed, machine=machine, trace=tracer, length=length)
+                outcome, _ = run_sliced_seed(
+                    seed, machine=machine, trace=tracer, length=length, crowded=arguments.crowded
+                )
             else:
-                outcome = run_seed(seed, machine=machine, trace=tracer, length=length)
+                outcome = run_seed(seed, machine=machine, trace=tracer, length=length, crowded=arguments.crowded)
             outcomes.append(outcome)
             events += outcome.num_events
             if last == arguments.seed:

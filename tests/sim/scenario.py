@@ -66,15 +66,16 @@ def run_seed(
     machine: type[RoundMachine] = RoundMachine,
     trace: Callable[[str], None] | None = None,
     length: Length = WHOLE,
+    crowded: bool = False,
 ) -> Outcome:
     """Plays a seed to its end; raises Violation, with the seed in it, when an invariant breaks."""
     world = World(seed, length.sizes[seed % len(length.sizes)], machine=machine)
     world.encode_messages = seed % 10 == 0
-    world.tracing = trace
+    world.tracing, world.is_crowded = trace, crowded
     try:
         return play(world, length)
     except Violation as violation:
-        brief = " --brief" if length is BRIEF else ""
+        brief = (" --brief" if length is BRIEF else "") + (" --crowded" if crowded else "")
         raise Violation(
             f"seed {seed} at {world.now:.3f} s: {violation}  (python -m tests.sim.replay {seed}{brief} --trace)"
         ) from violation

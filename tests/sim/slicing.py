@@ -19,6 +19,7 @@ def run_seed(
     machine: type[RoundMachine] = RoundMachine,
     trace: Callable[[str], None] | None = None,
     length: Length = WHOLE,
+    crowded: bool = False,
 ) -> tuple[Outcome, World]:
     """Plays a seed to its end; raises Violation, with the seed in it, when an invariant breaks."""
     sizes = SIZES if length is WHOLE else FEW
@@ -27,11 +28,11 @@ def run_seed(
     world.be_sliced(COUNTS[seed // len(SIZES) % len(COUNTS)])
     if seed % 5 == 0:
         world.rng.choice(list(world.nodes.values())).lies = True
-    world.tracing = trace
+    world.tracing, world.is_crowded = trace, crowded
     try:
         return play(world, length), world
     except Violation as violation:
-        brief = " --brief" if length is BRIEF else ""
+        brief = (" --brief" if length is BRIEF else "") + (" --crowded" if crowded else "")
         raise Violation(
             f"seed {seed} at {world.now:.3f} s: {violation}  (python -m tests.sim.replay {seed} --slices{brief} --trace)"
         ) from violation

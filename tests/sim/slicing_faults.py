@@ -81,8 +81,8 @@ def replaced_base(result: Result, base: bytes) -> Result:
 class ForgetsWhatWasLost(RoundMachine):
     """Vouches for a result and keeps no residual."""
 
-    def handle(self, event: Input, now: float) -> list[Action]:
-        actions = super().handle(event, now)
+    def handle(self, event: Input, now: float, *, more: bool = False) -> list[Action]:
+        actions = super().handle(event, now, more=more)
         if isinstance(event, SliceAveraged) and event.outcome is not None:
             return [ForgetBlobs((event.outcome.residual,)), *actions]
         return actions
@@ -91,8 +91,8 @@ class ForgetsWhatWasLost(RoundMachine):
 class AveragesWithoutResidual(RoundMachine):
     """Goes on from nothing in every round."""
 
-    def handle(self, event: Input, now: float) -> list[Action]:
-        actions = super().handle(event, now)
+    def handle(self, event: Input, now: float, *, more: bool = False) -> list[Action]:
+        actions = super().handle(event, now, more=more)
         return [replace(each, base=b"") if isinstance(each, AverageSlice) else each for each in actions]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .scenario import length_of, run_seed
+from .scenario import BRIEF, length_of, run_seed
 
 BATCH = 50
 
@@ -11,6 +11,13 @@ BATCH = 50
 def test_every_invariant_holds_in_fifty_seeds(first: int) -> None:
     for seed in range(first, first + BATCH):
         run_seed(seed, length=length_of(seed))
+
+
+@pytest.mark.parametrize("first", range(0, 200, BATCH))
+def test_every_invariant_holds_where_machines_are_busy(first: int) -> None:
+    """Inputs come in crowds there, and ticks late."""
+    for seed in range(first, first + BATCH):
+        run_seed(seed, length=BRIEF, crowded=True)
 
 
 @pytest.mark.slow

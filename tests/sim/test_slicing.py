@@ -32,6 +32,13 @@ def test_every_invariant_holds_in_twenty_five_seeds(first: int) -> None:
     assert _played(first, length_of) > BATCH / 2, "rounds are averaged in slices"
 
 
+@pytest.mark.parametrize("first", range(0, 100, BATCH))
+def test_every_invariant_holds_where_machines_are_busy(first: int) -> None:
+    """Inputs come in crowds there, and ticks late."""
+    for seed in range(first, first + BATCH):
+        run_seed(seed, length=BRIEF, crowded=True)
+
+
 @pytest.mark.parametrize("seed", STUCK)
 def test_histories_that_once_stood_still_heal(seed: int) -> None:
     run_seed(seed, length=BRIEF)

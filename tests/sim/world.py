@@ -78,6 +78,7 @@ ROUND_S = 4.0
 MAX_TRAIN = 1.2  # training takes 0.8 to 1.2 times its typical time,
 MAX_FETCH = 1.7  # a fetch 0.3 to 1.7 times,
 UNREACHED_S = 2.0  # until it is known that a message could not be delivered
+CROWDED, MAX_LATE_S = 0.8, 0.3  # of inputs, behind which others wait; that ticks are late
 MAX_APPLY_S = 0.3  # and applying a certificate up to this
 
 _VOTES = (Ack, Nack, Promise, Propose, Cert, ChainPage)
@@ -217,7 +218,7 @@ class Node:
         self.fetches: dict[Digest, int] = {}
         self.queue: deque[Apply] = deque()
         self.applying = False
-        self.ticking_at = float("inf")
+        self.ticking_at, self.ticks = float("inf"), 0
 
     @property
     def is_hostile(self) -> bool:
@@ -290,7 +291,7 @@ class Node:
         assert machine is not None
         if world.tracing and not isinstance(happened, Tick):
             world.trace(f"{self.peer} <- {_shown(happened)}")
-        for action in machine.handle(happened, world.now):
+        for action in machine.handle(happened, world.now, more=world.are_more_waiting()):
             if self.crash_after is not None:
                 self.crash_after -= 1
                 if self.crash_after < 0:
@@ -302,10 +303,12 @@ class Node:
         world.checks.after_event(self)
         deadline = machine.deadline()
         if deadline is not None and deadline < self.ticking_at:
-            self.ticking_at = deadline
-            self.later(deadline - world.now, self._tick)
+            self.ticking_at, self.ticks = deadline, self.ticks + 1
+            self.later(deadline - world.now + world.late_s(), partial(self._tick, self.ticks))
 
-    def _tick(self) -> None:
+    def _tick(self, number: int) -> None:
+        if self.world.is_crowded and number != self.ticks:
+            return  # another was named since, and is on its way
         self.ticking_at = float("inf")
         self.feed(Tick())
 
@@ -609,6 +612,8 @@ class World(Clockwork):
         self.encode_messages = False
         self.average_s = MAX_APPLY_S  # that averaging a slice takes at most
         self.slices = 0  # in which contributions are averaged; 0: all to all
+        self.is_crowded = False  # machines are busy: inputs wait together, and ticks come late
+        self._crowd = random.Random(seed)  # beside rng: a seed's faults are the same in a crowd
         self._machine = machine
         self.checks = Invariants(GENESIS, PLAN.next(), verify, lambda: self.plans, self.is_honest, lambda: self.now)
         self.owner: OwnerNode | None = None
@@ -628,6 +633,14 @@ class World(Clockwork):
         slowness = 1.0 if self.rng.random() < 0.8 else 1.0 + self.rng.random()
         node = self.nodes[peer] = Node(self, peer, slowness)
         return node
+
+    def are_more_waiting(self) -> bool:
+        """Whether another input waits behind one, as a busy peer's driver finds."""
+        return self.is_crowded and self._crowd.random() < CROWDED
+
+    def late_s(self) -> float:
+        """By how much a tick is late."""
+        return MAX_LATE_S * self._crowd.random() if self.is_crowded else 0.0
 
     def machine_type(self, peer: PeerId) -> type[RoundMachine]:
         return self._machine

@@ -61,7 +61,7 @@ async def test_a_flood_of_large_messages_is_bounded_in_bytes(monkeypatch: pytest
     handled: list[Any] = []
 
     class Machine:
-        def handle(self, happened: Any, _now: float) -> list[Any]:
+        def handle(self, happened: Any, _now: float, **_: Any) -> list[Any]:
             handled.append(happened)
             return []
 
@@ -100,7 +100,7 @@ async def test_a_message_is_encoded_once_for_all_who_get_it(monkeypatch: pytest.
             return [""] * len(messages)
 
     machine = SimpleNamespace(
-        handle=lambda happened, now: wanted.pop(0) if wanted else [], deadline=lambda: loop.time() + 60.0
+        handle=lambda happened, now, more: wanted.pop(0) if wanted else [], deadline=lambda: loop.time() + 60.0
     )
     driver = RoundDriver(
         cast("Any", machine), transport=cast("Any", Wire()), blobs=NOTHING, journal=NOTHING, disk=NOTHING,
@@ -151,7 +151,7 @@ async def test_the_machine_is_told_whom_messages_do_not_reach(error: Any, is_out
             has_failed.set()
             raise error(peer, "as a test wants it")
 
-    def handle(happened: Any, _now: float) -> list[Any]:
+    def handle(happened: Any, _now: float, **_: Any) -> list[Any]:
         handled.append(happened)
         return [Send(peer, Leave(0, sha256(b"head"), 1, 1))] if len(handled) == 1 else []
 
@@ -204,7 +204,7 @@ async def test_a_vote_is_on_disk_while_contributions_are_being_checked(tmp_path:
         return {"size": len(blob)}, bytearray(blob)
 
     machine = SimpleNamespace(
-        handle=lambda happened, now: wanted.pop(0) if wanted else [], deadline=lambda: loop.time() + 60.0
+        handle=lambda happened, now, more: wanted.pop(0) if wanted else [], deadline=lambda: loop.time() + 60.0
     )
     blobs = Shelf(tmp_path)
     journal = SimpleNamespace(write=lambda state: loop.call_soon_threadsafe(written.set))
@@ -309,7 +309,7 @@ async def test_a_message_that_finds_a_fault_in_the_machine_costs_itself_and_noth
     told: list[Any] = []
 
     class Faulty:
-        def handle(self, happened: Any, _now: float) -> list[Any]:
+        def handle(self, happened: Any, _now: float, **_: Any) -> list[Any]:
             if isinstance(happened, Received):
                 raise ZeroDivisionError
             return [happened]
@@ -348,7 +348,7 @@ async def test_a_disk_without_room_is_told_once_and_holds_back_what_would_promis
         def __init__(self) -> None:
             self.actions: list[Any] = [Persist(state), Note(Remark("promised"))]
 
-        def handle(self, _happened: Any, _now: float) -> list[Any]:
+        def handle(self, _happened: Any, _now: float, **_: Any) -> list[Any]:
             actions, self.actions = self.actions, []
             return actions
 

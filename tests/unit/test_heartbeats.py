@@ -49,8 +49,8 @@ def test_a_late_beat_leaves_out_nobody(table: Table) -> None:
     table.done[A].clear()
     machine = table.machine("a")
     at = (0, machine.head, machine.sitting.seat.place.view)
-    for _ in range(20):  # each time something is handled, the beat is a tenth of a second late, or more
-        table.now = max(table.now, machine.deadline() or 0.0) + 0.2
+    for _ in range(20):  # each time something is handled, the beat is half a second late, or more
+        table.now = max(table.now, machine.deadline() or 0.0) + 0.7
         for _ in range(2):
             table.give(A, Received(B, GetChain(*at, (GENESIS,))))
     beats = Counter(each.to for each in table.did("a", Send) if isinstance(each.message, Heartbeat))

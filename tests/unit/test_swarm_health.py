@@ -22,7 +22,14 @@ from dilocox_peer.events_of_health import (
 )
 from dilocox_peer.peer.lookout import ANSWER_S
 from dilocox_peer.peer.status import Status
-from dilocox_peer.peer.swarm_health import ASKS_A_LOOK, CLOCK_S, SILENT_S, TAKE_OVER_LOOK_S, SwarmHealth
+from dilocox_peer.peer.swarm_health import (
+    ASKS_A_LOOK,
+    CLOCK_S,
+    HEARD_EVERY_S,
+    TAKE_OVER_LOOK_S,
+    UNANSWERED_S,
+    SwarmHealth,
+)
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.declared import encode
 from dilocox_peer.wire.health import HEALTH, Accusation, HealthForm
@@ -120,7 +127,7 @@ def test_a_stopped_head_is_named_within_ten_seconds_with_who_takes_its_stage_and
     run = head_and_two()
     run.stopped = {PeerId("head")}
     seconds = next(second for second in range(1, 30) if "frozen" in [each.kind for each in run.second()])
-    assert SILENT_S <= seconds <= 10
+    assert UNANSWERED_S <= seconds <= 10, "its last sign of life may be older than its end"
     frozen = run.health.troubles(run.now)[0]
     assert (frozen.helper, frozen.stops) == (PeerId("late"), True)
     # Its lease has to end, and then whoever moves waits for it to come back.
@@ -327,6 +334,23 @@ def test_no_more_are_asked_at_a_look_than_are_allowed_and_all_get_their_turn():
             run.health.told(peer, run.said[peer], float(second))
         asked.update(found)
     assert asked >= set(names)
+
+
+def test_those_who_are_heard_are_asked_one_at_a_time_however_many_they_are():
+    health = SwarmHealth(ME, 1, 1, stage=0)
+    others = [lease(f"peer{number:02d}", 0) for number in range(40)]
+    health.listed({0: others}, 0.0, WALL)
+    asked: list[PeerId] = []
+    for second in range(1, 121):
+        health.look(float(second))
+        for each in others:
+            health.heard(each.peer, 0, second - 0.5)
+        for peer in health.to_ask(float(second)):
+            asked.append(peer)
+            health.asked(peer, float(second))
+            health.told(peer, None, float(second))
+    assert len(asked) == 120 / HEARD_EVERY_S
+    assert set(asked) == {each.peer for each in others}, "in turn"
 
 
 def test_a_stranger_takes_no_place_for_ever_and_what_is_known_is_bounded():

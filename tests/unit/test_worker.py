@@ -1,5 +1,7 @@
 """The thread that trains: what it is asked goes in order, what is urgent before that."""
 
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -69,3 +71,31 @@ def test_urgent_ones_keep_their_order_and_wait_for_the_piece_of_work_at_hand():
         may_end.set()
         worker.ask_to_stop("the test is over")
         worker.join(DEADLINE_S)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a thread's on Linux alone")
+def test_who_trains_gives_way_and_so_do_the_threads_that_torch_starts_for_it():
+    failures: list[str] = []
+    nice = Worker("test", failures.append, num_threads=2, niceness=5)
+    nice.start()
+    try:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert nice.submit(niceness).result(DEADLINE_S) == min(own + 5, 19)
+        assert nice.submit(_of_a_thread_started_here).result(DEADLINE_S) == min(own + 5, 19)
+        assert niceness() == own
+    finally:
+        nice.ask_to_stop("the test is over")
+        nice.join(DEADLINE_S)
+
+
+def niceness() -> int:
+    """Of the thread that asks."""
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def _of_a_thread_started_here() -> int:
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(niceness()))
+    thread.start()
+    thread.join(DEADLINE_S)
+    return found[0]

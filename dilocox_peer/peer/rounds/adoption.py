@@ -291,12 +291,15 @@ class Adoption:
         return actions
 
     def tell_where_we_are(self, peer: PeerId, head: Digest, heartbeat: Callable[[], Heartbeat]) -> list[Action]:
-        """SYNC: a peer at a head in our past gets what follows it; one at an unknown head is asked, and told ours."""
-        seen = self._members[peer]
-        if self.now - seen.answered_at < self._owner.timing.retry_s:
+        """SYNC: a peer at a head in our past gets what follows it, unless that has just been told to all; one at an unknown head is asked,
+        and told ours."""
+        seen, retry_s = self._members[peer], self._owner.timing.retry_s
+        height = self._chain.height_of(head)
+        is_on_its_way = height == self._chain.height - 1 and self.now < self.sitting.began_at + retry_s / 2
+        if is_on_its_way or self.now - seen.answered_at < retry_s:
             return []
         seen.answered_at = self.now
-        if self._chain.height_of(head) is not None:
+        if height is not None:
             page = self.healing.page_after([head])
             assert page is not None, "a head of our chain"
             return [Send(peer, page)]

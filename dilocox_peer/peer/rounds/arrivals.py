@@ -202,7 +202,7 @@ class Arrivals:
     # ---- what follows from it ----
 
     def offer_again(self, now: float) -> list[Action]:
-        """To those who have come to this head since, at once; to all ever more seldom, as messages are lost."""
+        """To those who have come to this head since, at once; to all that may not know of it ever more seldom, as messages are lost."""
         if self.own is None:
             return []
         head, members, others = self._seat.place.head, self._members, self._seat.others
@@ -212,8 +212,10 @@ class Arrivals:
         if now < self.again_at:
             others = tuple(peer for peer in others if peer in come)
         else:
+            known = set[PeerId]() if self._slicing is None else self._slicing.have(self.own.blob)
+            others = tuple(peer for peer in others if peer not in known or peer in come)
             self._num_offered += 1
-            self.again_at = now + self._seat.jittered(self._seat.timing.again_s(self._num_offered))
+            self.again_at = now + self._seat.jittered(self._seat.again_s(self._num_offered))
         return [*send_all(others, Offer(*self._seat.at(), self.own))]
 
     def want(self, entry: Entry, now: float) -> list[Action]:

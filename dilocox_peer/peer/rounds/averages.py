@@ -9,6 +9,7 @@ nothing, is stepped in for by the next in order (slices.py), by each member's ow
 decides. Two signatures under different results of one slice stay as a proof that one of the two peers, or its machine, is wrong.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -75,6 +76,7 @@ class Slicing:
         self._everyone_drawn: set[PeerId] = set()
         self._gathered_by_all: frozenset[Digest] | None = None
         self._may: dict[PeerId, bool] = {}
+        self._own_drawn: list[int] | None = None
         self._num_heard = 0
         self.late_at = FOREVER  # contributions on their way are waited for no longer
 
@@ -92,7 +94,7 @@ class Slicing:
         """What was drawn counts for this moment: it is asked many times in one."""
         if self._drawn_at != (now, self._num_heard):
             self._drawn_at, self._drawn = (now, self._num_heard), {}
-            self._everyone_drawn, self._gathered_by_all, self._may = set(), None, {}
+            self._everyone_drawn, self._gathered_by_all, self._may, self._own_drawn = set(), None, {}, None
 
     def _everyone(self, now: float) -> set[PeerId]:
         """The members that average any slice."""
@@ -128,11 +130,14 @@ class Slicing:
 
     def _own(self, now: float) -> list[int]:
         """Slices that are ours to average."""
-        return [
-            index
-            for index in range(self._sharing.count)
-            if self._seat.me in self.drawn_to(index, now) or self._is_passed_over(index)
-        ]
+        self._look(now)
+        if self._own_drawn is None:
+            self._own_drawn = [
+                index
+                for index in range(self._sharing.count)
+                if self._seat.me in self.drawn_to(index, now) or self._is_passed_over(index)
+            ]
+        return self._own_drawn
 
     def _is_passed_over(self, index: int) -> bool:
         """Whether a slice is settled by one that comes after us, to whom somebody before it seemed not to be here: the others put their
@@ -151,7 +156,7 @@ class Slicing:
             return False
         if now < self.late_at:
             return not (everyone := self._everyone(now)) or table in self._by_all(everyone)
-        holders = {peer for peer, tables in self._gathered.items() if table in tables}
+        holders = self.have(table)
         return all(not holders.isdisjoint(self.drawn_to(index, now)) for index in range(self._sharing.count))
 
     def _by_all(self, everyone: Iterable[PeerId]) -> frozenset[Digest]:
@@ -165,6 +170,10 @@ class Slicing:
         if self._holdings.is_refused(table) or self.has(table, now):
             return False
         return self._holdings.has(table) or self._holdings.is_under_way(table)
+
+    def have(self, table: Digest) -> set[PeerId]:
+        """Those that said they hold all of this contribution that is theirs to average: they know of it."""
+        return {peer for peer, tables in self._gathered.items() if table in tables}
 
     def lacking(self, table: Digest, now: float) -> Digest | None:
         """What of a contribution is still to come to us: its table, or a slice of it that is ours to average; None: nothing."""
@@ -241,13 +250,8 @@ class Slicing:
 
     def _told_apart(self, batch: _Named, index: int) -> list[Action]:
         """News of members that came to different results from the same."""
-        by_outcome: dict[SliceOutcome, list[PeerId]] = {}
-        for peer, (outcome, _) in batch.said[index].items():
-            by_outcome.setdefault(outcome, []).append(peer)
-        groups = dict.fromkeys((outcome.base for outcome in by_outcome), 0)
-        for outcome in by_outcome:
-            groups[outcome.base] += 1
-        if max(groups.values()) < 2:
+        outcomes = {outcome for outcome, _ in batch.said[index].values()}
+        if max(Counter(outcome.base for outcome in outcomes).values()) < 2:
             return []
         key = index, frozenset(batch.said[index])
         if key in batch.told:
@@ -273,7 +277,9 @@ class Slicing:
         for entry in entries.values():
             actions += self._want_slices(entry, own, now)
         gathered = frozenset(table for table in entries if self._is_gathered(table, own))
-        actions += self._say_gathered(gathered, gathered == entries.keys(), now)
+        waited = self._seat.owner.conduct.waited_for(self._seat.place.roster)
+        is_all = gathered == entries.keys() and waited <= {entry.peer for entry in entries.values()}
+        actions += self._say_gathered(gathered, is_all, now)
         if batch is not None and self._current is not None:
             actions += self._average(self._current, batch, own, now)
             if batch.is_untold and not batch.under_way:
@@ -283,13 +289,15 @@ class Slicing:
         return actions
 
     def _say_gathered(self, gathered: frozenset[Digest], is_all: bool, now: float) -> list[Action]:
-        """At once when it is all that was offered, else soon; later now and then, as messages are lost."""
+        """At once when it is all that is to come, else soon, a few times a round; later now and then, as messages are lost."""
         me, retry_s = self._seat.me, self._seat.timing.retry_s
         if gathered != self._gathered.get(me, frozenset()):
             self._num_heard += 1
             self._num_told = 0
             self._gathered[me] = gathered
-        waits_s = retry_s / 4 if self._num_told == 0 else self._seat.timing.again_s(self._num_told)
+        seldom_s = 0.0 if now >= self.late_at else (self._seat.pace.round_s or 0.0) / 4
+        soon_s = min(max(retry_s / 4, seldom_s), 4 * retry_s)
+        waits_s = soon_s if self._num_told == 0 else self._seat.again_s(self._num_told)
         if not gathered or (
             now < self._told_at + self._seat.jittered(waits_s) and not (is_all and self._num_told == 0)
         ):
@@ -309,7 +317,7 @@ class Slicing:
         parts, actions = self._holdings.parts_of(entry.blob), list[Action]()
         if not parts or self._holdings.is_refused(entry.blob):
             return []
-        missing = [index for index in own if not self._holdings.has(parts[index])]
+        missing = [index for index in own if self._holdings.may_want(parts[index], now)]
         if not missing:
             return []
         holders = [peer for peer, tables in self._gathered.items() if entry.blob in tables and peer != self._seat.me]
@@ -321,6 +329,8 @@ class Slicing:
         return actions
 
     def _want(self, name: Digest, part: BlobPart, sources: Iterable[PeerId], now: float) -> list[Action]:
+        if not self._holdings.may_want(name, now):
+            return []
         others = self._seat.owner.conduct.best_first(peer for peer in sources if peer != self._seat.me)
         within_s = self._seat.pace.exchange_s
         return [

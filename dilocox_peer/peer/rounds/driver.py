@@ -44,6 +44,7 @@ from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.rounds.refusals import Refusals
+from dilocox_peer.store.bundles import BUNDLED_BYTES, Bundles
 from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.pull import Pull
 from dilocox_peer.store.shelf import Shelf
@@ -112,6 +113,7 @@ class RoundDriver:
         self._fetching: dict[Digest, asyncio.Task[None]] = {}
         self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
         self._doubted_slots = asyncio.Semaphore(1)  # of those that often do not deliver: they wait for each other only
+        self._bundles: Sequence[Bundles] = ()  # of what is small; of those that often do not deliver
         self._bytes_at: dict[PeerId, float] = {}  # when it was told that some came
         self._outbox: Outbox | None = None
         self._encoded: tuple[Message, bytes] | None = None  # the newest message sent: it goes to a whole roster
@@ -186,6 +188,7 @@ class RoundDriver:
         loop = asyncio.get_running_loop()
         async with self._journal_thread(), asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            self._bundles = [self._bundles_of(tasks, at_once) for at_once in (CONCURRENT_FETCHES, 1)]
             self._outbox = Outbox(tasks, self._transport_send, self._on_send_failure)
             happened: Input = Tick()
             while True:
@@ -196,14 +199,21 @@ class RoundDriver:
                     self.inputs.task_done()
                 happened = await self._next_input()
 
+    def _bundles_of(self, tasks: asyncio.TaskGroup, at_once: int) -> Bundles:
+        return Bundles(
+            self._transport, lambda ask, name: tasks.create_task(ask, name=name), at_once=at_once, stall_s=BLOB_STALL_S,
+            on_failed=self._on_source_failed,
+        )  # fmt: skip
+
     def handled(self, happened: Input, now: float) -> Iterable[Action]:
         """What the machine does about it. A fault that a message of another peer finds in the machine costs that message,
         not the process: what it would have done is not done, and nothing was promised by it."""
+        more = not self.inputs.empty()
         if not isinstance(happened, Received):
-            return self.machine.handle(happened, now)
+            return self.machine.handle(happened, now, more=more)
         self._queued_bytes -= self.sizes.pop(id(happened), 0)
         try:
-            return self.machine.handle(happened, now)
+            return self.machine.handle(happened, now, more=more)
         except Exception as error:  # the boundary to other peers
             _logger.exception("a message of %s could not be handled; it was dropped", happened.sender)
             self._tell_refusal(happened.sender, f"{type(error).__name__} in handling it", now)
@@ -284,13 +294,11 @@ class RoundDriver:
 
     async def _fetch_blob(self, action: FetchBlob) -> None:
         try:
+            if self._is_bundled(action):
+                self.post(await self._within(action.within_s, self.bundled(action)) or BlobMissing(action.blob))
+                return
             async with self._doubted_slots if action.doubted else self._fetch_slots:
-                try:
-                    async with asyncio.timeout(action.within_s):
-                        happened = await self.fetched(action)
-                except TimeoutError:
-                    happened = BlobMissing(action.blob)
-                self.post(happened)
+                self.post(await self._within(action.within_s, self.fetched(action)) or BlobMissing(action.blob))
         except Exception as error:  # a task boundary: the machine asks again or goes on without the blob
             self._note_failure("fetch of a contribution", error)
             self.post(BlobMissing(action.blob))
@@ -298,12 +306,49 @@ class RoundDriver:
             if self._fetching.get(action.blob) is asyncio.current_task():
                 del self._fetching[action.blob]
 
+    async def _within(self, seconds: float | None, answer: Awaitable[Input]) -> Input | None:
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError:
+            return None
+
+    def _is_bundled(self, action: FetchBlob) -> bool:
+        """Whether it is small, and goes with others of its donor."""
+        is_small = action.part is not None and self._most_bytes(action.part) <= BUNDLED_BYTES
+        return is_small and self._bundles[action.doubted].know_of_it(action.sources)
+
+    async def bundled(self, action: FetchBlob) -> Input:
+        """The answer to it, of something small."""
+        loop = asyncio.get_running_loop()
+        if (here := await loop.run_in_executor(self._disk, self._here, action)) is not None:
+            return here
+        raw = await self._bundles[action.doubted].get(action.blob, action.sources, self._most_bytes(action.part))
+        if raw is None:
+            return BlobMissing(action.blob)
+
+        def check_and_store() -> tuple[Digest, ...]:
+            parts = self._checked(action, memoryview(raw))
+            self._blobs.put(raw)
+            return parts
+
+        try:
+            return BlobHeld(action.blob, len(raw), await loop.run_in_executor(self._disk, check_and_store))
+        except MalformedBlob as error:  # the author's fault, not the sources'
+            return BlobRefused(action.blob, str(error))
+
+    def _here(self, action: FetchBlob) -> BlobHeld | None:
+        """In a worker thread."""
+        if (here := self._blobs.mapped(action.blob)) is None:
+            return None
+        is_table = action.part is not None and action.part.kind == "table"
+        return BlobHeld(action.blob, len(here), self._checked(action, here) if is_table else ())
+
     async def fetched(self, action: FetchBlob) -> Input:
         """The answer to it, always one of the three that the contract names."""
         loop = asyncio.get_running_loop()
-        if (here := await loop.run_in_executor(self._disk, self._blobs.mapped, action.blob)) is not None:
-            is_table = action.part is not None and action.part.kind == "table"
-            return BlobHeld(action.blob, len(here), self._checked(action, here) if is_table else ())
+        if (here := await loop.run_in_executor(self._disk, self._here, action)) is not None:
+            return here
         partial = await loop.run_in_executor(self._disk, self._blobs.partial, action.blob)
         resumed = await loop.run_in_executor(self._disk, partial.resumed)
 

@@ -1,6 +1,6 @@
 """What we tell the others of ourselves, when and whom; and which of them have come or gone. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from dilocox_peer.contract import Note
 from dilocox_peer.events import NeighbourLost, NeighbourSeen
@@ -59,21 +59,22 @@ class Heartbeats:
                 self._told_at[action.to] = now
 
     def beat(
-        self, told_now: Iterable[Action], roster: Iterable[PeerId], heartbeat: Callable[[], Heartbeat], now: float
+        self, told_now: Iterable[Action], roster: Collection[PeerId], heartbeat: Callable[[], Heartbeat], now: float
     ) -> list[Action]:
         """Every beat to the roster and to whoever is alive, now and then to the silent ones. told_now: what goes out before it."""
         self.told(told_now, now)
         if now < self.due:
             return []
         owner, members, alive = self._owner, self._members, self._members.alive(now)
-        is_late = now > self.due + owner.timing.heartbeat_s / 8
-        self.due = now + owner.timing.heartbeat_s * (0.9 + 0.2 * owner.rng.random())
+        beat_s = owner.timing.beat_s(len(roster))
+        is_late = now > self.due + beat_s / 2
+        self.due = now + beat_s * (0.9 + 0.2 * owner.rng.random())
         self._beats += 1
         told = {*roster, *alive}
         if self._beats % owner.timing.stranger_every == 0:
             told.update(peer for peer in members.known if not members[peer].has_left)  # it says when it is back
         said = heartbeat()
-        self._left_out = set() if is_late else self._ride(said, now) - self._left_out
+        self._left_out = set() if is_late else self._ride(said, now - beat_s / 2) - self._left_out
         self._said, self._told_at = said, {}
         actions: list[Action] = [*send_all(sorted(told - {owner.peer} - self._left_out), said)]
         actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._were_alive)]
@@ -81,10 +82,9 @@ class Heartbeats:
         self._were_alive = alive
         return actions
 
-    def _ride(self, said: Heartbeat, now: float) -> set[PeerId]:
+    def _ride(self, said: Heartbeat, lately: float) -> set[PeerId]:
         """Those for whom a beat can be left out: what they were told lately is a sign of life, and this says nothing new."""
-        was, lately = self._said, now - self._owner.timing.heartbeat_s / 2
-        if was is None or said.is_news_after(was):
+        if self._said is None or said.is_news_after(self._said):
             return set()
         return {peer for peer, at in self._told_at.items() if at >= lately}
 

@@ -130,6 +130,13 @@ class Holdings:
     def failures(self, blob: Digest) -> int:
         return wanted.failures if (wanted := self._wanted.get(blob)) is not None else 0
 
+    def may_want(self, blob: Digest, now: float) -> bool:
+        """Whether `want` would start a fetch: not of what is held, refused, under way or failed just now."""
+        if blob in self._held or blob in self._refused:
+            return False
+        wanted = self._wanted.get(blob)
+        return wanted is None or (not wanted.under_way and now >= wanted.retry_at)
+
     def want(
         self,
         blob: Digest,

@@ -57,6 +57,7 @@ from dilocox_peer.peer.rounds.contract import (
     StateInstalled,
     StateMissing,
 )
+from dilocox_peer.peer.rounds.crowds import Crowds
 from dilocox_peer.peer.rounds.directing import Authority, Directing
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.ending import Ending
@@ -120,7 +121,7 @@ class RoundMachine:
         nobody vouches for it. slices: in which the run averages; 0: all to all. authority: whose directives apply. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave. chain: that it has; None: made of it.
         stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there. state_bytes: of a whole
         state, as a donor sends it; 0: not known."""
-        self._now = self._due = now
+        self._now, self._due, self._crowds = now, now, Crowds()
         judge = JudgingPlanner(planner if planner is not None else FixedPlanner(plans))
         self._conduct = Conduct(me)
         self._owner = Owner(
@@ -150,9 +151,8 @@ class RoundMachine:
             self._holdings.held_all(durable.votes.accepted.value.things, self.round + 1)
         self._ending = Ending(me, self._chain, self._forks, self._members, now)
         self._heartbeats = Heartbeats(self._owner, self._members, now)
-        self._refusals = Refusals()
         self._passing = Passing(self._owner, genesis, self._members, hear=self._receive, refuse=self._refuse)
-        self._has_left = False
+        self._refusals, self._has_left = Refusals(), False
 
     @property
     def head(self) -> Digest:
@@ -287,8 +287,8 @@ class RoundMachine:
         """Why our planner last decided otherwise than before."""
         return self._owner.planner.reason
 
-    def handle(self, event: Input, now: float) -> list[Action]:
-        """What is to be done about event, in order. now: monotonic seconds, never less than before."""
+    def handle(self, event: Input, now: float, *, more: bool = False) -> list[Action]:
+        """What is to be done about event, in order. now: monotonic seconds, never less than before. more: others wait already (crowds.py)."""
         assert now >= self._now, f"time went back from {self._now} to {now}"
         if self._has_left:
             return []
@@ -297,8 +297,9 @@ class RoundMachine:
         self._heartbeats.told(actions, now)
         is_beat = isinstance(event, Received) and self._passing.was_beat
         if not self._has_left and not (is_beat and now < self._due):  # most of what comes in: it can wait for our own
-            actions += self._go_on()
-            self._due = self._next_due()
+            is_put_off = self._crowds.waits(event, more=more)
+            actions += [] if is_put_off else self._go_on()
+            self._due = now if is_put_off else self._next_due()
         return self._passing.through(actions, self.roster, now)
 
     def deadline(self) -> float | None:
@@ -306,9 +307,8 @@ class RoundMachine:
         return None if self._has_left else self._due
 
     def _next_due(self) -> float:
-        times = [self._heartbeats.due, self._adoption.anchor.retry_at, self._holdings.deadline()]
-        if self._takes_part:
-            times += self.sitting.deadlines(self._now)
+        sitting = self.sitting.deadlines(self._now) if self._takes_part else ()
+        times = (self._heartbeats.due, self._adoption.anchor.retry_at, self._holdings.deadline(), *sitting)
         return min((time for time in times if time > self._now), default=self._heartbeats.due)
 
     def _take_in(self, event: Input) -> list[Action]:
@@ -386,7 +386,7 @@ class RoundMachine:
 
     def _close(self, closed: Closed) -> None:
         entry = closed.entry
-        assert entry.peer == self._owner.peer, f"an offer of {entry.peer} closed by {self._owner.peer}"
+        assert entry.peer == self._owner.peer, f"an offer of {entry.peer}"
         self._heartbeats.closed()
         if closed.base == self.head and not self.has_offered and not self.schedule.is_over:
             self._holdings.held_own(entry, self.round + 1, closed.parts)
@@ -435,8 +435,7 @@ class RoundMachine:
     def _sit_down(self, votes: Votes) -> Sitting:
         """A new head: a new seat, nothing offered, no votes but these."""
         seat = Seat(self._owner, self._chain.place, votes, self._chain.newest_heads(1 + CLOSE_BEHIND))
-        for peer in self.roster:
-            self._members.add(peer)
+        self._members.sit_down(self.roster)
         in_vain = changes_in_vain(self._chain.certificates)
         return self.sitting_type(seat, self._members, self._holdings, self._now, in_vain=in_vain)
 
@@ -456,7 +455,8 @@ class RoundMachine:
         match message:
             case Heartbeat():
                 if self._members.said(sender, message):
-                    actions += self._adoption.healing.heard_of(sender, message.head, now)
+                    is_next = self.sitting.seat.is_member and message.height == self._chain.height + 1
+                    actions += self._adoption.healing.heard_of(sender, message.head, now, is_coming=is_next)
             case Leave():
                 self._members.left(sender, message.incarnation)
             case GetChain():

@@ -60,7 +60,8 @@ class Members:
     def __init__(self, me: PeerId, timing: Timing) -> None:
         self._me = me
         self._we_may_offer = True
-        self._alive_s = timing.alive_s
+        self._timing = timing
+        self._alive_s = timing.alive_s  # silence after which one counts as absent
         self._seen: dict[PeerId, Seen] = {}
         self.cut_off: set[PeerId] = set()  # those that there is no path to
         self.ways: dict[PeerId, PeerId] = {}  # of these: by whom something of its came last
@@ -130,6 +131,12 @@ class Members:
         seen = self._seen.get(peer)
         if seen is not None and now - seen.linked_at > self._alive_s:
             self.cut_off.add(peer)
+
+    def sit_down(self, roster: Collection[PeerId]) -> None:
+        """With these, as far as it goes on: the more they are, the more seldom each is heard."""
+        for peer in roster:
+            self.add(peer)
+        self._alive_s = self._timing.alive_s * self._timing.beat_s(len(roster)) / self._timing.heartbeat_s
 
     def is_linked(self, peer: PeerId, now: float) -> bool:
         """Whether we hear it, and it us, as far as is known."""

@@ -58,6 +58,10 @@ class Seat:
         self.order = by_rank(place.voters, place.head)
         self.others = tuple(peer for peer in place.roster if peer != self.me)
 
+    def again_s(self, num_told: int) -> float:
+        """Until what was told so many times to all is told again, in seconds."""
+        return self.timing.again_s(num_told, len(self.place.roster))
+
     @property
     def is_member(self) -> bool:
         """Whether it is in the roster: it contributes here."""

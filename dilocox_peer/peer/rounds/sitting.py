@@ -41,7 +41,7 @@ class Sitting:
     def __init__(self, seat: Seat, members: Members, holdings: Holdings, now: float, *, in_vain: int) -> None:
         """in_vain: view changes in a row that led here."""
         self.seat = seat
-        self._began_at = now
+        self.began_at = now
         self.slicing = self.slicing_type(seat, members, holdings, now) if seat.place.is_sliced else None
         self.arrivals = Arrivals(seat, members, holdings, now, self.slicing)
         self.ballots = self.ballots_type(seat, self.arrivals, members, holdings, now, self.slicing)
@@ -104,7 +104,7 @@ class Sitting:
     def settle(self, certificate: Certificate, now: float) -> list[Note]:
         """The round here is certified: how long it took, and what it tells of the others."""
         pace = self.seat.pace
-        pace.observe_round(now - self._began_at)
+        pace.observe_round(now - self.began_at)
         self.arrivals.observe_missing(now)
         notes = self.ballots.settle(certificate, now)
         if self.slicing is not None:

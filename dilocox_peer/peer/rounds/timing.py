@@ -10,6 +10,10 @@ NEVER, FOREVER = float("-inf"), float("inf")  # as moments
 MAX_REPLAYED = 512  # rounds: each is an outer step of the whole stage
 CLOSE_BEHIND = 2  # certificates: a newcomer that is no further behind is taken in; rounds wait for it from then on
 AWAY_S = 600.0  # of no voter heard, after which newcomers are the run: five times what a lease lives, and a router takes to restart
+FEW, MOST_STRETCHED = (
+    4,
+    3.0,
+)  # members that hear each other every heartbeat_s; how much more seldom many do, at most (stretch)
 MAX_DOUBLED = 3  # times that the wait before something is told again doubles
 LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median, short enough to follow a changed link
 
@@ -18,9 +22,9 @@ LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median
 class Timing:
     """All times in seconds. Floors keep a quiet network from making us hasty, caps a slow one from stopping us."""
 
-    heartbeat_s: float = 1.0
+    heartbeat_s: float = 1.0  # among few; see beat_s
     stranger_every: int = 4  # heartbeats between two to a peer that is neither in the roster nor at our head
-    alive_heartbeats: float = 3.0  # silence after which a peer counts as absent
+    alive_heartbeats: float = 3.0  # of beat_s: silence after which a peer counts as absent
     retry_s: float = 1.0  # a proposal, question or answer unanswered for so long is sent again; offers see again_s
     settle_s: float = 3.0  # peers that start together are all waited for; counted from the newest of them
     genesis_patience_s: float = 10.0  # a peer that knows of others and hears none starts alone after this
@@ -54,13 +58,24 @@ class Timing:
     keep_rounds: int = KEPT_ROUNDS  # blobs and certificates of so many rounds stay servable
     replay_limit: int = 8  # further behind than this: a whole state instead of so many rounds' blobs
 
-    def again_s(self, num_told: int) -> float:
-        """Until what was told so many times, once or more, is told again, as messages are lost: retry_s, and twice, four and eight times that."""
-        return self.retry_s * (1 << min(num_told - 1, MAX_DOUBLED))
+    def again_s(self, num_told: int, num_members: int) -> float:
+        """Until what was told so many times, once or more, to all of so large a roster is told again, as messages are lost: retry_s, and twice,
+        four and eight times that."""
+        return self.retry_s * stretch(num_members) * (1 << min(num_told - 1, MAX_DOUBLED))
+
+    def beat_s(self, num_members: int) -> float:
+        """Between two heartbeats of a member of so large a roster. A process that has ended is noticed sooner, by its connections."""
+        return self.heartbeat_s * stretch(num_members)
 
     @property
     def alive_s(self) -> float:
+        """Silence after which a peer counts as absent, where they are few."""
         return self.heartbeat_s * self.alive_heartbeats
+
+
+def stretch(num_members: int) -> float:
+    """How much more seldom than in a small roster something is said now and then: what all say to all by the second grows with the square."""
+    return min(max(num_members / FEW, 1.0), MOST_STRETCHED)
 
 
 class Learned:

@@ -44,6 +44,8 @@ from dilocox_peer.types import Digest, PeerId
 if TYPE_CHECKING:
     from dilocox_peer.model.frozen import FrozenBase
 
+NICENESS = 5  # of the thread that trains: where processors are few, what others wait for (messages, contributions, averages) goes first
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -125,7 +127,9 @@ class Trainer:
                 micro_batch_limit=micro_batch_limit, timetable=timetable, checkpointing=checkpointing, base=base, precision=precision,
                 compiled=compiled,
             )  # fmt: skip
-        self._torch = Worker("dilocox-torch", self._fail, num_threads=threads, idle=self.loop.train_on)
+        self._torch = Worker(
+            "dilocox-torch", self._fail, num_threads=threads, niceness=NICENESS, idle=self.loop.train_on
+        )
         self._crew = Crew(threads)
         self._executor = Worker("dilocox-outer", self._fail, num_threads=1)
 

@@ -1,5 +1,7 @@
 """One thread that runs jobs in order, and something of its own while there are none."""
 
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -38,10 +40,12 @@ class Worker:
         on_failure: Callable[[str], None],
         *,
         num_threads: int,
+        niceness: int = 0,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self._on_failure = on_failure
         self._num_threads = num_threads
+        self._niceness = niceness
         self._idle = idle
         self._wake = threading.Condition()
         self._jobs: deque[_Job] = deque()
@@ -101,6 +105,7 @@ class Worker:
             raise TimeoutError(f"thread {self._thread.name} is still at work after {timeout_s:.1f} s")
 
     def _run(self) -> None:
+        self._give_way()
         torch.set_num_threads(self._num_threads)  # holds for this thread only
         may_idle = True
         try:
@@ -117,6 +122,12 @@ class Worker:
         finally:
             self.ask_to_stop("the trainer was stopped")
             self._refuse_waiting()
+
+    def _give_way(self) -> None:
+        """On Linux, where each thread has a niceness, which those that torch starts from it inherit."""
+        if self._niceness and sys.platform == "linux":
+            niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + self._niceness, 19)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
     def _next_job(self, *, may_wait: bool) -> _Job | None:
         with self._wake:
