@@ -91,21 +91,18 @@ class Healing:
         self._asked: PeerId | None = None
         self._asked_until = 0.0
         self._asked_at: dict[PeerId, float] = {}
-        self._coming: OrderedDict[Digest, float] = OrderedDict()  # since when it was heard of
         self._waiting: dict[PeerId, _Claim] = {}  # of whom something better may be had, in the order of their turns
 
     # ---- asking and answering ----
 
-    def heard_of(self, peer: PeerId, head: Digest, now: float, *, is_coming: bool = False) -> list[Send]:
+    def heard_of(self, peer: PeerId, head: Digest, now: float) -> list[Send]:
         """The question that follows from a peer's being at head, if its chain may beat ours.
 
         One is asked at a time, and all in turn: who always claims something better, and shows nothing, else keeps us from
-        those who have it. is_coming: its leader is telling us of it, and we ask if it stays away: else all ask whom they hear first.
+        those who have it.
         """
         if not self._may_beat(head, now):
             self._waiting.pop(peer, None)
-            return []
-        if is_coming and not self._stays_away(head, now):
             return []
         if peer in self._waiting or len(self._waiting) < MAX_WAITING:
             self._waiting[peer] = _Claim(head, now)
@@ -123,13 +120,6 @@ class Healing:
                 self._asked_at[first] = now
                 return self._ask(first, now)
         return []
-
-    def _stays_away(self, head: Digest, now: float) -> bool:
-        """Whether a certificate that should come by itself, and that was heard of before, has not."""
-        since = self._coming.setdefault(head, now)
-        if len(self._coming) > MAX_WAITING:
-            self._coming.popitem(last=False)
-        return now - since >= self._reader.timing.retry_s / 2
 
     def _may_beat(self, head: Digest, now: float) -> bool:
         return not self._knows(head, now) and head not in self._judged

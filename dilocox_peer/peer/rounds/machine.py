@@ -455,8 +455,7 @@ class RoundMachine:
         match message:
             case Heartbeat():
                 if self._members.said(sender, message):
-                    is_next = self.sitting.seat.is_member and message.height == self._chain.height + 1
-                    actions += self._adoption.healing.heard_of(sender, message.head, now, is_coming=is_next)
+                    actions += self._adoption.healing.heard_of(sender, message.head, now)
             case Leave():
                 self._members.left(sender, message.incarnation)
             case GetChain():
