@@ -3,7 +3,7 @@
     python benchmarks/slices.py [--peers 4] [--rounds 12] [--codec int4] [--slices 16] [--keep] [--modes slices,all-to-all] [--slow 2]
 
 A peer's bytes are those of its messages and of what it served (the RoundCertified event), without frames; of the rounds from the fourth
-to the last but one, over all peers. On the interface: all that went over lo meanwhile, with frames, heartbeats, the directory and
+to the last but one, over all peers. On the interface: all that went over lo between the first peer's first certificate of these and its last, with frames, heartbeats, the directory and
 whatever else this machine says to itself (in a namespace of its own, nothing: `unshare -n sh -c 'ip link set lo up; ...'`), by peers and rounds. The
 bound in slices: 1.1 x (2 contributions + 1 result). Expected beforehand: (n - 1) / n of that bound's 2 contributions and 1 result, and
 messages. seconds: between two rounds. CPU: of each peer's process and its network daemon, a round; of it what merging takes
@@ -18,7 +18,9 @@ import itertools
 import re
 import statistics
 import struct
+import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -55,12 +57,18 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
 
         await swarm.until(lambda: reached(FIRST), peers, 900)
         before = [_cpu_s(peer.process.pid) for peer in peers]
-        merged_before, interface_before = [_seconds(path) for path in merging], sent_bytes("lo")
+        merged_before = [_seconds(path) for path in merging]
         first = max(swarm.of(labels[0], "RoundCertified")[-1]["round"], FIRST)
+        samples: list[tuple[float, int]] = []
+        sampling = asyncio.create_task(_sample(samples))
         await swarm.until(lambda: reached(first + arguments.rounds), peers, 1200)
+        sampling.cancel()
         cpu = [(_cpu_s(peer.process.pid) - was) for peer, was in zip(peers, before, strict=True)]
         merge_s = [_seconds(path) - was for path, was in zip(merging, merged_before, strict=True)]
-        interface = (sent_bytes("lo") - interface_before) / arguments.peers / arguments.rounds
+        at = {record["round"]: record["time"] for record in swarm.of(labels[0], "RoundCertified")}
+        whole = [number for number in at if samples[0][0] <= at[number] <= samples[-1][0]]
+        sent_meanwhile = _sent_by(samples, at[whole[-1]]) - _sent_by(samples, at[whole[0]])
+        interface = sent_meanwhile / arguments.peers / (whole[-1] - whole[0])
         sent: list[int] = []
         gaps: list[float] = []
         missing = 0
@@ -95,6 +103,19 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
         f"{f'one contribution at {arguments.slow} Mbit/s: {8e-6 * contribution / arguments.slow:.2f} s; ' if arguments.slow else ''}contributions missing {missing} of {len(sent) * arguments.peers}"
         f"{''.join(f'; {count} x {why}' for why, count in whys.most_common())}"
     )
+
+
+async def _sample(samples: list[tuple[float, int]]) -> None:
+    """(time, bytes that have left over lo by then), until cancelled."""
+    while True:
+        samples.append((time.time(), sent_bytes("lo")))
+        await asyncio.sleep(0.1)
+
+
+def _sent_by(samples: Sequence[tuple[float, int]], at: float) -> float:
+    """Bytes, between two samples."""
+    (before, was), (after, then) = next(pair for pair in itertools.pairwise(samples) if pair[0][0] <= at <= pair[1][0])
+    return was + (then - was) * (at - before) / (after - before)
 
 
 def _cpu_s(pid: int) -> float:
