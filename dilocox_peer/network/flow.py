@@ -73,7 +73,8 @@ class Flow:
 
     @property
     def piece_bytes(self) -> int:
-        """As much as should be sent at a time: each piece is a packet and its answer another, and the first that are late are to be told soon."""
+        """Bytes that should be sent at a time: a quarter of a small window, as each piece costs a packet and an acknowledgement; a sixteenth of a
+        large one, so that acknowledgements keep coming."""
         return max(LEAST_BYTES // 2, min(self.window // 4, PIECE_BYTES), self.window // 16)
 
     def sent(self, num_bytes: int, now_s: float) -> None:

@@ -5,12 +5,11 @@ much as its bytes. A thing of more than BUNDLED_BYTES is fetched by pull.py, in 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
-from dilocox_peer.network.bulk import RequestRefused
 from dilocox_peer.store.pull import STORE_SERVICE, Fetches
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId, sha256
 
@@ -18,7 +17,6 @@ BUNDLED_BYTES = 64 * 1024  # of one thing, at most
 MAX_BUNDLED = 16  # things a request
 GATHER_S = 0.02  # that the first of them waits for others
 TIMEOUT_S = 30.0
-MAX_OLDER = 256  # donors remembered that know of no bundles
 ABSENT = -1  # in place of the size of what is not here
 
 
@@ -49,14 +47,10 @@ class Bundles:
         self._on_failed = on_failed
         self._free = asyncio.Semaphore(at_once)
         self._waiting: dict[PeerId, list[_Want]] = {}  # for whoever is being asked, and what follows
-        self._older: dict[PeerId, None] = {}
-
-    def know_of_it(self, donors: Iterable[PeerId]) -> bool:
-        """Whether none of these was found to know of no bundles."""
-        return self._older.keys().isdisjoint(donors)
 
     async def get(self, name: Digest, donors: Sequence[PeerId], max_bytes: int) -> bytes | None:
-        """The thing, of the first of donors that gives it; None: none does. max_bytes: of it."""
+        """The thing, of the first of donors that gives it; None: none does. max_bytes: of it. Raises what a request raised beside PeerUnavailable
+        and ProtocolError, which are told to on_failed."""
         assert max_bytes <= BUNDLED_BYTES, f"a thing of up to {max_bytes} bytes"
         for donor in donors:
             want = _Want(name, max_bytes, asyncio.get_running_loop().create_future())
@@ -101,11 +95,7 @@ class Bundles:
                 max_body_bytes=sum(want.max_bytes for want in asked), timeout_s=TIMEOUT_S, stall_timeout_s=self._stall_s,
             )  # fmt: skip
             return _taken_apart(donor, asked, header, body)
-        except RequestRefused:
-            if len(self._older) >= MAX_OLDER:
-                self._older.clear()
-            self._older[donor] = None
-        except PeerUnavailable as error:
+        except PeerUnavailable as error:  # or busy for now
             self._on_failed(donor, str(error), False)
         except ProtocolError as error:
             self._on_failed(donor, error.reason, True)

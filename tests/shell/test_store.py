@@ -65,4 +65,3 @@ async def test_small_things_come_together_and_larger_ones_do_not(make_transport:
     assert found == [*small, b"", None, None]
     assert not failed
     assert served == {sha256(thing): len(thing) for thing in (*small, b"")}
-    assert bundles.know_of_it([donor.peer_id])

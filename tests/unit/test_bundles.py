@@ -116,16 +116,19 @@ async def test_a_lie_is_nothing_and_another_is_asked(lie: Answer) -> None:
     assert fetching.failed == [(A, True)]
 
 
-async def test_who_knows_of_no_bundles_is_known_then() -> None:
-    def refuses(_names: list[Digest]) -> tuple[dict[str, Any], bytes]:
-        raise RequestRefused(A, "a request that names no thing, or not what is wanted of it")
+async def test_who_is_busy_is_asked_again_the_next_time() -> None:
+    is_busy = True
 
-    fetching = Fetching(Donors(a=refuses, b=honest(THINGS)))
-    assert fetching.bundles.know_of_it([A, B])
+    def answer(names: list[Digest]) -> tuple[dict[str, Any], bytes]:
+        if is_busy:
+            raise RequestRefused(A, "busy: at most 4 fetches at once for one peer")
+        return honest(THINGS)(names)
+
+    fetching = Fetching(Donors(a=answer))
     assert await fetching.get(range(3), A) == [None] * 3
-    assert not fetching.bundles.know_of_it([A, B])
-    assert fetching.bundles.know_of_it([B])
-    assert not fetching.failed
+    is_busy = False
+    assert await fetching.get(range(3), A) == THINGS[:3]
+    assert fetching.failed == [(A, False)]
 
 
 async def test_a_silent_donor_is_nothing_and_a_fault_is_told_to_who_asked() -> None:

@@ -212,7 +212,7 @@ class Arrivals:
         if now < self.again_at:
             others = tuple(peer for peer in others if peer in come)
         else:
-            known = set[PeerId]() if self._slicing is None else self._slicing.have(self.own.blob)
+            known = set[PeerId]() if self._slicing is None else self._slicing.gathered_by(self.own.blob)
             others = tuple(peer for peer in others if peer not in known or peer in come)
             self._num_offered += 1
             self.again_at = now + self._seat.jittered(self._seat.again_s(self._num_offered))

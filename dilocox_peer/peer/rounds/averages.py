@@ -156,7 +156,7 @@ class Slicing:
             return False
         if now < self.late_at:
             return not (everyone := self._everyone(now)) or table in self._by_all(everyone)
-        holders = self.have(table)
+        holders = self.gathered_by(table)
         return all(not holders.isdisjoint(self.drawn_to(index, now)) for index in range(self._sharing.count))
 
     def _by_all(self, everyone: Iterable[PeerId]) -> frozenset[Digest]:
@@ -171,7 +171,7 @@ class Slicing:
             return False
         return self._holdings.has(table) or self._holdings.is_under_way(table)
 
-    def have(self, table: Digest) -> set[PeerId]:
+    def gathered_by(self, table: Digest) -> set[PeerId]:
         """Those that said they hold all of this contribution that is theirs to average: they know of it."""
         return {peer for peer, tables in self._gathered.items() if table in tables}
 

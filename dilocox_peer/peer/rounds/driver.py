@@ -113,7 +113,7 @@ class RoundDriver:
         self._fetching: dict[Digest, asyncio.Task[None]] = {}
         self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
         self._doubted_slots = asyncio.Semaphore(1)  # of those that often do not deliver: they wait for each other only
-        self._bundles: Sequence[Bundles] = ()  # of what is small; of those that often do not deliver
+        self._bundles: dict[bool, Bundles] = {}  # of what is small; of who often does not deliver apart
         self._bytes_at: dict[PeerId, float] = {}  # when it was told that some came
         self._outbox: Outbox | None = None
         self._encoded: tuple[Message, bytes] | None = None  # the newest message sent: it goes to a whole roster
@@ -188,7 +188,7 @@ class RoundDriver:
         loop = asyncio.get_running_loop()
         async with self._journal_thread(), asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._bundles = [self._bundles_of(tasks, at_once) for at_once in (CONCURRENT_FETCHES, 1)]
+            self._bundles = {False: self._bundles_of(tasks, CONCURRENT_FETCHES), True: self._bundles_of(tasks, 1)}
             self._outbox = Outbox(tasks, self._transport_send, self._on_send_failure)
             happened: Input = Tick()
             while True:
@@ -295,7 +295,8 @@ class RoundDriver:
     async def _fetch_blob(self, action: FetchBlob) -> None:
         try:
             if self._is_bundled(action):
-                self.post(await self._within(action.within_s, self.bundled(action)) or BlobMissing(action.blob))
+                within_s = BLOB_TIMEOUT_S if action.within_s is None else action.within_s
+                self.post(await self._within(within_s, self.bundled(action)) or BlobMissing(action.blob))
                 return
             async with self._doubted_slots if action.doubted else self._fetch_slots:
                 self.post(await self._within(action.within_s, self.fetched(action)) or BlobMissing(action.blob))
@@ -315,8 +316,7 @@ class RoundDriver:
 
     def _is_bundled(self, action: FetchBlob) -> bool:
         """Whether it is small, and goes with others of its donor."""
-        is_small = action.part is not None and self._most_bytes(action.part) <= BUNDLED_BYTES
-        return is_small and self._bundles[action.doubted].know_of_it(action.sources)
+        return action.part is not None and self._most_bytes(action.part) <= BUNDLED_BYTES
 
     async def bundled(self, action: FetchBlob) -> Input:
         """The answer to it, of something small."""

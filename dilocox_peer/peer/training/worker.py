@@ -30,7 +30,7 @@ class Worker:
     """One thread that runs jobs in order, each when the Future it comes after is done (a job after one that failed fails
     with it, unrun); and `idle` while none is ready.
 
-    idle: does one piece of work; False: nothing to do until a job has changed something, or until a nudge. A job's failure goes to its
+    niceness: beside the process's own. idle: does one piece of work; False: nothing to do until a job has changed something, or until a nudge. A job's failure goes to its
     Future; that of idle, or of a fatal job, ends the thread and is reported.
     """
 
