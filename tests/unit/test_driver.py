@@ -22,6 +22,7 @@ from dilocox_peer.peer.rounds import driver as driver_module
 from dilocox_peer.peer.rounds.contract import (
     BlobHeld,
     BlobMissing,
+    BlobPart,
     BlobRefused,
     FetchBlob,
     ForgetBlobs,
@@ -281,6 +282,60 @@ async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_a
         MessageRefused(PeerId("liar"), f"{said}: what it sent is not the thing of that name"),
         MessageRefused(PeerId("flooder"), f"{said}: a body of 2000 bytes, at most 100"),
     ]
+
+
+async def test_small_slices_of_a_bundle_are_checked_and_kept_each_for_itself(tmp_path: Path) -> None:
+    here, good, bad, unknown = b"of before", b"a slice", b"no slice", b"nobody has it"
+    asked, answers = list[Any](), dict[Any, Any]()
+    all_answered = asyncio.Event()
+
+    async def fetch(_source: PeerId, _kind: str, header: dict[str, Any], **_options: Any) -> Any:
+        names = [header["names"][at : at + 32] for at in range(0, len(header["names"]), 32)]
+        asked.extend(names)
+        given = [{sha256(good): good, sha256(bad): bad}.get(name) for name in names]
+        sizes = [-1 if raw is None else len(raw) for raw in given]
+        return {"sizes": sizes}, bytearray(b"".join(raw or b"" for raw in given))
+
+    def check(view: memoryview, _part: BlobPart) -> tuple[Any, ...]:
+        if view == bad:
+            raise MalformedBlob("it does not decode")
+        return ()
+
+    wanted = [
+        FetchBlob(sha256(blob), (PeerId("author"),), 10.0, False, BlobPart("slice", 0, sha256(b"table")))
+        for blob in (here, good, bad, unknown)
+    ]
+
+    def handle(happened: Any, _now: float, *, more: bool) -> list[Any]:
+        if isinstance(happened, Tick):
+            return wanted
+        answers[happened.blob] = happened
+        if len(answers) == len(wanted):
+            all_answered.set()
+        return []
+
+    loop, blobs = asyncio.get_running_loop(), Shelf(tmp_path)
+    blobs.put(here)
+    machine = SimpleNamespace(handle=handle, deadline=lambda: loop.time() + 60.0)
+    with ThreadPoolExecutor(1) as disk:
+        driver = RoundDriver(
+            cast("Any", machine), transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=blobs, journal=NOTHING,
+            disk=disk, check_blob=NOTHING, max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING,
+            on_change=lambda: None, listener=NOTHING,
+            slices=cast("Any", SimpleNamespace(max_bytes=lambda _part: 1000, check=check)),
+        )  # fmt: skip
+        running = asyncio.create_task(driver.run())
+        async with asyncio.timeout(10):
+            await all_answered.wait()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+    assert sorted(asked) == sorted(map(sha256, (good, bad, unknown))), "once each, and not what is here"
+    assert answers == {
+        sha256(here): BlobHeld(sha256(here), len(here)), sha256(good): BlobHeld(sha256(good), len(good)),
+        sha256(bad): BlobRefused(sha256(bad), "it does not decode"), sha256(unknown): BlobMissing(sha256(unknown)),
+    }  # fmt: skip
+    assert blobs.held == {sha256(here), sha256(good)}
 
 
 async def test_a_contribution_that_is_none_is_refused_and_nothing_of_it_stays(tmp_path: Path) -> None:
