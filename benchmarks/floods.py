@@ -131,12 +131,13 @@ class Flooder:
         await self._transport.send(str(target.peer), bytes(1 << 20), SEND_S)
 
     async def _half(self, target: Target) -> None:
-        from dilocox_peer.network.message_frames import pack_batch
+        from dilocox_peer.network.message_frames import join_batch
+        from dilocox_peer.network.message_packing import Packer
 
         protocol = self._transport.message_protocol
         _, writer = await self._transport.daemon.open_stream(str(target.peer), protocol, SEND_S)
         try:
-            writer.write(pack_batch([bytes(1 << 20)])[: 1 << 19])
+            writer.write(Packer().pack(1, join_batch([bytes(1 << 20)]))[: 1 << 19])
             await writer.drain()
             await asyncio.sleep(HOLD_S)
         finally:

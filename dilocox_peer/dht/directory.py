@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dilocox_peer.admission import Gate, Revocations, Right
 from dilocox_peer.dht.entry import Door, GuardedP2P, bound_node
+from dilocox_peer.dht.nearest import remember_nearest
 from dilocox_peer.dht.records import (
     BUCKETS,
     LEASE_TTL_S,
@@ -141,6 +142,7 @@ class Directory:
             ) from None
         bound_node(node, str(key.peer_id))
         _keep_store_answers(node)
+        remember_nearest(node)
         return cls(
             node=node,
             transport=transport,

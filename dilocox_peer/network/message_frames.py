@@ -1,12 +1,14 @@
 """How messages travel on the stream that a peer keeps to another: batches one way, an answer to each the other way. Pure.
 
-batch    count u8 | length u32 of the rest | count times: length u32, message
+batch    packing u8 | count u8 | bytes u32 of the messages with their lengths | length u32 of the rest | count times: length u32, message;
+         deflated if packing says so (message_packing.py)
 answer   length u16 of the rest | nothing: all are taken; else count times: length u16, why it is not (UTF-8; empty: it is)
 """
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from enum import IntEnum
+from typing import Final, NamedTuple
 
 from dilocox_peer.errors import ProtocolError
 
@@ -15,12 +17,14 @@ MAX_BATCH: Final = 32  # messages
 BATCH_BYTES: Final = 64 * 1024  # of several in one batch, that none waits long for the others on a slow line
 MAX_REASON_BYTES: Final = 300
 
-_HEAD = struct.Struct(">BI")
+_HEAD = struct.Struct(">BBII")
 HEAD_BYTES: Final = _HEAD.size
 _LENGTH = struct.Struct(">I")
 _SHORT = struct.Struct(">H")
 ANSWER_HEAD_BYTES: Final = _SHORT.size
-MAX_BATCH_BYTES: Final = MAX_MESSAGE_BYTES + MAX_BATCH * _LENGTH.size  # of what follows the head
+MAX_BATCH_BYTES: Final = MAX_MESSAGE_BYTES + MAX_BATCH * _LENGTH.size  # of messages with their lengths
+MOST_LONGER: Final = 1024  # bytes that what does not shrink grows by
+_PACKINGS: Final = frozenset(range(3))
 
 
 def num_in_batch(lengths: Sequence[int]) -> int:
@@ -33,31 +37,56 @@ def num_in_batch(lengths: Sequence[int]) -> int:
     return min(len(lengths), MAX_BATCH)
 
 
-def pack_batch(messages: Sequence[bytes]) -> bytes:
-    """Raises ValueError for more than a batch may have."""
+class BatchPacking(IntEnum):
+    """Whether a batch is deflated, and with what went before it."""
+
+    NONE = 0
+    BEGINS = 1
+    GOES_ON = 2
+
+
+class BatchHead(NamedTuple):
+    """Of a batch. num_bytes: of them with their lengths. num_packed: bytes that follow the head."""
+
+    packing: BatchPacking
+    num_messages: int
+    num_bytes: int
+    num_packed: int
+
+
+def join_batch(messages: Sequence[bytes]) -> bytes:
+    """Messages, each after its length. Raises ValueError for more than a batch may have."""
     total = sum(map(len, messages))
     if not 0 < len(messages) <= MAX_BATCH or total > MAX_MESSAGE_BYTES:
         raise ValueError(
             f"{len(messages)} messages of {total} bytes, at most {MAX_BATCH} of {MAX_MESSAGE_BYTES}: serve it for fetch instead"
         )
-    parts = [_HEAD.pack(len(messages), total + len(messages) * _LENGTH.size)]
+    parts: list[bytes] = []
     for message in messages:
         parts += (_LENGTH.pack(len(message)), message)
     return b"".join(parts)
 
 
-def read_head(raw: bytes) -> tuple[int, int]:
-    """Messages of a batch, and the bytes that follow its head. raw: HEAD_BYTES of them. Raises ProtocolError."""
-    count, num_bytes = _HEAD.unpack(raw)
+def pack_head(head: BatchHead) -> bytes:
+    return _HEAD.pack(*head)
+
+
+def read_head(raw: bytes) -> BatchHead:
+    """raw: HEAD_BYTES of them. Raises ProtocolError."""
+    packing, count, num_bytes, num_packed = _HEAD.unpack(raw)
+    if packing not in _PACKINGS:
+        raise ProtocolError(None, f"messages packed in way {packing}, which is not known")
     if not 0 < count <= MAX_BATCH:
         raise ProtocolError(None, f"{count} messages at once, at most {MAX_BATCH}")
     if num_bytes > MAX_BATCH_BYTES:
         raise ProtocolError(None, f"messages of {num_bytes} bytes at once, at most {MAX_BATCH_BYTES}")
-    return count, num_bytes
+    if num_packed != num_bytes if packing == BatchPacking.NONE else num_packed > num_bytes + MOST_LONGER:
+        raise ProtocolError(None, f"messages of {num_bytes} bytes packed into {num_packed}")
+    return BatchHead(BatchPacking(packing), count, num_bytes, num_packed)
 
 
 def split_batch(count: int, body: bytes) -> list[bytes]:
-    """The messages of a batch. body: what follows its head. Raises ProtocolError."""
+    """The messages of a batch. body: each after its length. Raises ProtocolError."""
     return _split(count, body, _LENGTH, MAX_MESSAGE_BYTES)
 
 

@@ -18,13 +18,14 @@ from dilocox_peer.network.bulk import PeerGone, PeerSilent
 from dilocox_peer.network.message_frames import (
     ANSWER_HEAD_BYTES,
     HEAD_BYTES,
+    BatchHead,
+    join_batch,
     pack_answer,
-    pack_batch,
     read_answer_head,
     read_head,
     split_answer,
-    split_batch,
 )
+from dilocox_peer.network.message_packing import Packer, Unpacker
 from dilocox_peer.types import PeerId
 
 IDLE_S = 60.0  # without a message a line is closed
@@ -56,10 +57,12 @@ class _MessageLine:
         self._reader, self._writer = reader, writer
         self._awaited: deque[tuple[int, asyncio.Future[list[str]]]] = deque()  # messages of a batch, and their answer
         self._answered = asyncio.Event()
+        self._packer = Packer()
         self._task = asyncio.create_task(self._read(), name=f"line {peer[-6:]}")
 
-    async def send(self, count: int, batch: bytes) -> list[str]:
-        """In the order of calls, after those that wait because too many were not answered. Raises PeerGone if the line ends before the answer."""
+    async def send(self, num_messages: int, raw: bytes) -> tuple[list[str], int]:
+        """In the order of calls, after those that wait because too many were not answered; the answer, and how many bytes went for
+        it. raw: the messages, joined. Raises PeerGone if the line ends before the answer."""
         self.used_at = time.monotonic()
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         while len(self._awaited) >= MAX_AWAITED and not self.is_over:
@@ -67,11 +70,12 @@ class _MessageLine:
             await self._answered.wait()
         if self.is_over:
             raise PeerGone(self.peer, "the stream of messages ended")
-        self._awaited.append((count, answer))
+        batch = self._packer.pack(num_messages, raw)
+        self._awaited.append((num_messages, answer))
         self._writer.write(batch)
         with suppress(OSError):  # what reads sees it too
             await self._writer.drain()
-        return await answer
+        return await answer, len(batch)
 
     async def _read(self) -> None:
         try:
@@ -91,6 +95,8 @@ class _MessageLine:
                 reasons = split_answer(count, body)
                 self._awaited.popleft()
                 self._answered.set()
+                if any(reasons):
+                    self._packer.forget()
                 if not answer.done():  # else nobody waits for it any more
                     answer.set_result(reasons)
                 if self._is_retired and not self._is_awaited():
@@ -138,20 +144,20 @@ class MessageLines:
         self._ended: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
-    async def send(self, peer: PeerId, messages: Sequence[bytes], timeout_s: float) -> list[str]:
-        """Why each of these messages is not taken; empty: it is. Raises PeerUnavailable, PeerSilent after timeout_s. A line that was open
+    async def send(self, peer: PeerId, messages: Sequence[bytes], timeout_s: float) -> tuple[list[str], int]:
+        """Why each of these messages is not taken; empty: it is; and how many bytes went for them. Raises PeerUnavailable, PeerSilent after timeout_s. A line that was open
         and ends before the answer is opened once more: messages may come twice then. Raises ValueError for more than a batch may have."""
-        count, batch = len(messages), pack_batch(messages)
+        raw = join_batch(messages)
         try:
             async with asyncio.timeout(timeout_s):
                 line, is_new = await self._line_to(peer)
                 try:
-                    return await line.send(count, batch)
+                    return await line.send(len(messages), raw)
                 except PeerGone:
                     if is_new:
                         raise
                     line, _ = await self._line_to(peer)
-                    return await line.send(count, batch)
+                    return await line.send(len(messages), raw)
         except TimeoutError:
             self.drop([peer])  # it may lead nowhere
             raise PeerSilent(peer, f"no answer within {timeout_s:g} s") from None
@@ -248,14 +254,15 @@ class MessageIntake:
             writer.transport.abort()
             return
         self._streams.append(stream)
+        unpacker = Unpacker()
         try:
             while True:
                 async with asyncio.timeout(KEPT_S):
-                    head = await reader.readexactly(HEAD_BYTES)
+                    raw = await reader.readexactly(HEAD_BYTES)
                 stream.used_at, stream.is_stranger = time.monotonic(), self._is_stranger(peer)
-                count, num_bytes = self._read_head(peer, head)
+                head = self._read_head(peer, raw)
                 async with asyncio.timeout(STALL_S):
-                    writer.write(pack_answer(await self._answer(stream, count, num_bytes, reader)))
+                    writer.write(pack_answer(await self._answer(stream, head, unpacker, reader)))
                     await writer.drain()
         except (OSError, asyncio.IncompleteReadError, ProtocolError):  # TimeoutError is an OSError
             pass
@@ -266,26 +273,33 @@ class MessageIntake:
             if stream in self._streams:
                 self._streams.remove(stream)
 
-    def _read_head(self, peer: PeerId, head: bytes) -> tuple[int, int]:
+    def _read_head(self, peer: PeerId, raw: bytes) -> BatchHead:
         try:
-            return read_head(head)
+            return read_head(raw)
         except ProtocolError:
             self._on_malformed(peer, True)
             raise
 
-    async def _answer(self, stream: _Stream, count: int, num_bytes: int, reader: asyncio.StreamReader) -> list[str]:
+    async def _answer(
+        self, stream: _Stream, head: BatchHead, unpacker: Unpacker, reader: asyncio.StreamReader
+    ) -> list[str]:
         peer = stream.peer
-        if (reason := self._admit(peer, count, num_bytes)) is not None:
-            while num_bytes:
-                num_bytes -= len(await reader.readexactly(min(num_bytes, PIECE_BYTES)))
-            return [reason] * count
-        if num_bytes > LARGE_BYTES:
+        reason = self._admit(peer, head.num_messages, head.num_bytes)
+        if reason is None and unpacker.is_lost(head):
+            reason = "what this goes on with was not looked at"
+        if reason is not None:
+            unpacker.forget()
+            left = head.num_packed
+            while left:
+                left -= len(await reader.readexactly(min(left, PIECE_BYTES)))
+            return [reason] * head.num_messages
+        if head.num_packed > LARGE_BYTES:
             async with self._large[stream.is_stranger]:
-                body = await reader.readexactly(num_bytes)
+                body = await reader.readexactly(head.num_packed)
         else:
-            body = await reader.readexactly(num_bytes)
+            body = await reader.readexactly(head.num_packed)
         try:
-            messages = split_batch(count, body)
+            messages = unpacker.unpack(head, body)
         except ProtocolError:
             self._on_malformed(peer, False)
             raise

@@ -43,6 +43,7 @@ class Messages:
         self._lines = MessageLines(self._open)
         self._intake = MessageIntake(self._admitted, self._taken, doors.keeper.is_stranger, self._on_unreadable)
         self._is_over = False
+        self.bytes_sent = 0  # as they went, of what was answered
 
     async def serve(self) -> None:
         """From here on what others send is taken, once there is a handler. Raises TransportDown, TimeoutError."""
@@ -58,10 +59,11 @@ class Messages:
         self._daemon.check_up(peer)
         self._daemon.on_asking(peer)
         try:
-            reasons = await self._lines.send(peer, messages, timeout_s)
+            reasons, num_bytes = await self._lines.send(peer, messages, timeout_s)
         except (PeerGone, PeerSilent) as error:
             await self._daemon.check(peer)  # the streams of our own killed p2pd end just like the peer's
             raise self._daemon.unavailable(peer, type(error), error.reason) from None
+        self.bytes_sent += num_bytes
         self._bandwidth.bytes_sent += sum(len(raw) for raw, reason in zip(messages, reasons, strict=True) if not reason)
         return reasons
 

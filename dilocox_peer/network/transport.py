@@ -79,7 +79,7 @@ class Transport:
         self.addresses = addresses
         self.bandwidth = Bandwidth(limits.upload_bytes_per_s, limits.download_bytes_per_s)
         self._prefix = f"/dilocox/1/{namespace}"
-        self.message_protocol = f"{self._prefix}/messages"
+        self.message_protocol = f"{self._prefix}/messages/2"
         self.pass_protocol = f"{self._prefix}/pass"
         self.admission: Admission | None = None
         self.heard: OrderedDict[PeerId, float] = (
@@ -354,6 +354,11 @@ class Transport:
         if await self._showed_pass(peer, reasons[0], timeout_s):
             reasons = await self._messages.send(peer, messages, timeout_s)
         return reasons
+
+    @property
+    def message_bytes_sent(self) -> int:
+        """Of messages that were answered, as they went: deflated, without the frames of streams and packets."""
+        return self._messages.bytes_sent
 
     # -- bulk ---------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Literal
 from dilocox_peer.dht.assignment import PATIENCE_S, REFUSED_S, spare_order
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.events_of_health import Trouble, TroubleKind
+from dilocox_peer.peer.rounds.timing import stretch
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.health import Ail, HealthForm
 from dilocox_peer.wire.records import KEEPERS
@@ -204,12 +205,19 @@ class SwarmHealth:
             and now - each.asked_at >= ASK_EVERY_S
         ]
         due.sort(key=lambda each: (each.asked_at, each.peer))
-        unheard = [each.peer for each in due if now - each.heard_at > ASK_EVERY_S][:most]
-        heard = [each.peer for each in due if now - each.heard_at <= ASK_EVERY_S]
+        quiet_s = self._quiet_s()
+        unheard = [each.peer for each in due if now - each.heard_at > quiet_s][:most]
+        heard = [each.peer for each in due if now - each.heard_at <= quiet_s]
         if not heard or len(unheard) == most or now - self._asked_heard_at < HEARD_EVERY_S:
             return unheard
         self._asked_heard_at = now
         return [*unheard, heard[0]]
+
+    def _quiet_s(self) -> float:
+        """Without a sign of life, before a peer is asked whether it is there: two heartbeats of our stage, which say them the more seldom
+        the more they are."""
+        num_members = sum(each.stage == self.stage and each.is_listed for each in self._known.values())
+        return max(ASK_EVERY_S, 2 * stretch(num_members))
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where it is dialled, as far as its lease says."""

@@ -31,13 +31,13 @@ from dilocox_peer.network.link_frames import BufferReader, ChunkReader, FrameKin
 from dilocox_peer.network.message_frames import (
     ANSWER_HEAD_BYTES,
     HEAD_BYTES,
+    join_batch,
     pack_answer,
-    pack_batch,
     read_answer_head,
     read_head,
     split_answer,
-    split_batch,
 )
+from dilocox_peer.network.message_packing import Packer, Unpacker
 from dilocox_peer.network.nat_pmp import read_address, read_mapping
 from dilocox_peer.peer.control import command_of
 from dilocox_peer.scan import scan
@@ -115,8 +115,19 @@ def _frames() -> list[bytes]:
 
 
 def _messages(raw: bytes) -> None:
-    count, num_bytes = read_head(raw[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0"))
-    split_batch(count, raw[HEAD_BYTES:][:num_bytes])
+    unpacker = Unpacker()
+    for _ in range(2):
+        head = read_head(raw[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0"))
+        if unpacker.is_lost(head):
+            return
+        unpacker.unpack(head, raw[HEAD_BYTES:][: head.num_packed])
+        raw = raw[HEAD_BYTES + head.num_packed :]
+
+
+def _batches() -> list[bytes]:
+    packer, messages = Packer(), _of("rounds.txt")
+    together = b"".join(packer.pack(3, join_batch(messages[at : at + 3])) for at in range(2))
+    return [together, Packer().pack(1, join_batch([bytes(70_000)]))[:600]]
 
 
 def _answer(raw: bytes) -> None:
@@ -269,7 +280,7 @@ DECODERS = (
         (ValueError,),
         lambda: [frame[PREFIX_BYTES:] for frame in _frames()[::2]],
     ),
-    Decoder("messages", _messages, (ProtocolError,), lambda: [pack_batch(_of("rounds.txt")[:3])]),
+    Decoder("messages", _messages, (ProtocolError,), _batches),
     Decoder("answer", _answer, (ProtocolError,), lambda: [pack_answer(["", "busy", "not ready"])]),
     Decoder("relay request", relay_protocol.read_request, (ValueError,), _relay_requests),
     Decoder(

@@ -92,6 +92,35 @@ async def test_leases_are_found_by_everybody_and_by_stage(make_node: MakeNode) -
     assert boot.num_known_nodes == 2
 
 
+async def test_a_lease_that_is_written_again_is_not_looked_up_again_until_nodes_come_or_go(make_node: MakeNode) -> None:
+    nodes = [await make_node(name) for name in ("boot", "a", "b", "c")]
+    a, key_a, _ = nodes[1]
+    asked: list[str] = []
+    find = a.node.protocol.call_find
+
+    async def counted(peer: Any, keys: Any) -> Any:
+        asked.append(str(peer))
+        return await find(peer, keys)
+
+    a.node.protocol.call_find = counted
+
+    async def num_asked(number: int) -> int:
+        del asked[:]
+        await a.announce(lease_of(key_a, round=number))
+        return len(asked)
+
+    assert [await num_asked(1), await num_asked(2)] == [3, 0]
+    for directory, _, _ in nodes:
+        assert [lease.round for lease in await directory.peers(0)] == [2]
+    *_, transport_d = await make_node("d")  # greets all
+    assert [await num_asked(3), await num_asked(4)] == [4, 0]
+    os.kill(transport_d.daemon_pid, signal.SIGKILL)
+    assert await num_asked(5) == 0  # d does not answer, and is known no more
+    assert await num_asked(6) >= 3
+    for directory, _, _ in nodes:
+        assert [lease.round for lease in await directory.peers(0)] == [6]
+
+
 async def test_a_host_with_many_addresses_announces_those_that_others_can_use(make_node: MakeNode) -> None:
     directory, identity, _ = await make_node("a")
     tail = f"tcp/5/p2p/{identity.peer_id}"

@@ -6,7 +6,7 @@ import pytest
 
 from dilocox_peer.peer.rounds.contract import PeerFound, Received, RoundProgress, Send
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.rounds import GetChain, Heartbeat
+from dilocox_peer.wire.rounds import GetChain, Heartbeat, Offer
 from tests.unit.test_rounds import GENESIS, Table
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -68,6 +68,31 @@ def test_news_of_ourselves_are_said_to_all(table: Table) -> None:
         told = [each for each in table.did("a", Send) if isinstance(each.message, Heartbeat)]
         assert [each.to for each in told] == [B, C]
         assert {(each.message.micro_batches, each.message.paused) for each in told} == {(number, paused)}
+
+
+@pytest.mark.parametrize(("after_s", "rides"), [(0.2, False), (0.7, True)])
+def test_a_beat_of_which_half_the_wait_is_over_goes_with_what_all_are_told(
+    table: Table, after_s: float, rides: bool
+) -> None:
+    machine = table.machine("a")
+
+    def beats() -> list[PeerId]:
+        return [each.to for each in table.did("a", Send) if isinstance(each.message, Heartbeat)]
+
+    table.done[A].clear()
+    while not beats():
+        table.wait(0.05)
+    table.wait(after_s)
+    table.done[A].clear()
+    table.offer("a")
+    assert {each.to for each in table.did("a", Send) if isinstance(each.message, Offer)} == {B, C}
+    assert beats() == ([B, C] if rides else [])
+    at = table.now
+    table.done[A].clear()
+    while not beats():
+        table.wait(0.05)
+    assert table.now - at == pytest.approx(1.0 if rides else 1.0 - after_s, abs=0.2)
+    assert machine.round == 1
 
 
 def test_a_newcomer_hears_from_us_at_once(table: Table) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import random
 import socket
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -16,28 +17,38 @@ from dilocox_peer.network.message_frames import (
     HEAD_BYTES,
     MAX_BATCH,
     MAX_MESSAGE_BYTES,
+    BatchHead,
+    BatchPacking,
+    join_batch,
     num_in_batch,
     pack_answer,
-    pack_batch,
     read_answer_head,
     read_head,
     split_answer,
     split_batch,
 )
+from dilocox_peer.network.message_packing import MAX_DEFLATED_BYTES, Packer, Unpacker
 from dilocox_peer.network.message_streams import MAX_AWAITED, MAX_STREAMS_OF_STRANGERS, MessageIntake, MessageLines
 from dilocox_peer.types import PeerId
 
 ME = PeerId("me")
 
 
+def packed(packer: Packer, messages: Sequence[bytes]) -> bytes:
+    return packer.pack(len(messages), join_batch(messages))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_batch_and_its_answer_come_out_as_they_went_in(seed: int) -> None:
     rng = random.Random(seed)
     messages = [rng.randbytes(rng.choice([0, 1, 200, 5000])) for _ in range(rng.randrange(1, MAX_BATCH + 1))]
-    raw = pack_batch(messages)
-    count, num_bytes = read_head(raw[:HEAD_BYTES])
-    assert num_bytes == len(raw) - HEAD_BYTES
-    assert split_batch(count, raw[HEAD_BYTES:]) == messages
+    packer, unpacker = Packer(), Unpacker()
+    for batch in (messages, messages[:1], messages[::-1]):
+        raw = packed(packer, batch)
+        head = read_head(raw[:HEAD_BYTES])
+        assert head.num_packed == len(raw) - HEAD_BYTES
+        assert unpacker.unpack(head, raw[HEAD_BYTES:]) == batch
+    count = len(messages)
     reasons = [rng.choice(["", "busy", "not ready"]) for _ in messages]
     answer = pack_answer(reasons)
     assert read_answer_head(answer[:2]) == len(answer) - 2
@@ -48,18 +59,70 @@ def test_what_goes_into_one_batch_is_bounded() -> None:
     assert num_in_batch([MAX_MESSAGE_BYTES, 1]) == 1
     assert num_in_batch([1] * 100) == MAX_BATCH
     assert num_in_batch([BATCH_BYTES - 1, 1, 1]) == 2
-    pack_batch([bytes(MAX_MESSAGE_BYTES)])
+    join_batch([bytes(MAX_MESSAGE_BYTES)])
     for too_much in ([], [b""] * (MAX_BATCH + 1), [bytes(MAX_MESSAGE_BYTES), b"x"]):
         with pytest.raises(ValueError, match="at most"):
-            pack_batch(too_much)
+            join_batch(too_much)
+
+
+def test_what_is_said_again_takes_little_room() -> None:
+    rng = random.Random(0)
+    proposal, news = rng.randbytes(7000), rng.randbytes(300)
+    packer = Packer()
+    first, again, after = packed(packer, [proposal]), packed(packer, [news, proposal]), packed(packer, [b"x"])
+    assert len(first) < 7000 + 40
+    assert len(again) < 300 + 120
+    assert len(after) < 25
+
+
+def test_what_is_large_goes_as_it_is_and_leaves_the_rest_together() -> None:
+    packer, unpacker, large = Packer(), Unpacker(), bytes(MAX_DEFLATED_BYTES)
+    for batch, packing in (
+        ([b"a" * 500], BatchPacking.BEGINS), ([large], BatchPacking.NONE), ([b"a" * 500], BatchPacking.GOES_ON), ([large], BatchPacking.NONE),
+    ):  # fmt: skip
+        raw = packed(packer, batch)
+        head = read_head(raw[:HEAD_BYTES])
+        assert head.packing is packing
+        assert unpacker.unpack(head, raw[HEAD_BYTES:]) == batch
+
+
+def test_after_a_batch_that_was_not_looked_at_the_next_begins_anew() -> None:
+    packer, unpacker = Packer(), Unpacker()
+    first, second = packed(packer, [b"one"]), packed(packer, [b"two"])
+    unpacker.forget()  # instead of unpacking the first
+    assert unpacker.is_lost(read_head(second[:HEAD_BYTES]))
+    packer.forget()
+    third = packed(packer, [b"three"])
+    head = read_head(third[:HEAD_BYTES])
+    assert not unpacker.is_lost(head)
+    assert unpacker.unpack(head, third[HEAD_BYTES:]) == [b"three"]
+    assert first != third
+
+
+@pytest.mark.parametrize("said", [0, 1, 20_000, 30_003, 30_005])
+def test_no_more_comes_of_deflated_bytes_than_was_said(said: int) -> None:
+    raw = packed(Packer(), [bytes(30_000)])
+    head = read_head(raw[:HEAD_BYTES])
+    assert head.num_bytes == 30_004
+    with pytest.raises(ProtocolError, match=f"other than the {said} bytes"):
+        Unpacker().unpack(head._replace(num_bytes=said), raw[HEAD_BYTES:])
+
+
+@pytest.mark.parametrize("packed", [b"\xff" * 9, zlib.compress(bytes(9))[2:-4], b""])
+def test_what_does_not_inflate_is_refused(packed: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Unpacker().unpack(BatchHead(BatchPacking.BEGINS, 1, 9, len(packed)), packed)
 
 
 @pytest.mark.parametrize(
     ("head", "says"),
     [
-        (b"\x00" + bytes(4), "0 messages"),
-        (b"\x21" + bytes(4), "33 messages"),
-        (b"\x01\xff\xff\xff\xff", "4294967295 bytes"),
+        (b"\x00\x00" + bytes(8), "0 messages"),
+        (b"\x01\x21" + bytes(8), "33 messages"),
+        (b"\x01\x01\xff\xff\xff\xff" + bytes(4), "4294967295 bytes"),
+        (b"\x03\x01" + bytes(8), "in way 3"),
+        (b"\x00\x01" + b"\0\0\0\x05" + b"\0\0\0\x04", "of 5 bytes packed into 4"),
+        (b"\x01\x01" + b"\0\0\0\x05" + b"\0\0\x04\x06", "of 5 bytes packed into 1030"),
     ],
 )
 def test_a_head_that_asks_for_too_much_is_refused(head: bytes, says: str) -> None:
@@ -96,6 +159,9 @@ class Ends:
         self._stack = stack
         self._writers: list[asyncio.StreamWriter] = []  # one that is forgotten closes its stream
 
+    async def send(self, messages: Sequence[bytes]) -> list[str]:
+        return (await self.lines.send(ME, messages, 10))[0]
+
     def take(self, _peer: PeerId, raw: bytes) -> str:
         self.got.append(raw)
         return self.refused.get(raw, "")
@@ -125,7 +191,7 @@ async def ends() -> AsyncIterator[Ends]:
 
 async def test_what_is_sent_at_once_comes_in_order_on_one_stream(ends: Ends) -> None:
     ends.refused[b"17"] = "no such message"
-    found = await asyncio.gather(*(ends.lines.send(ME, [str(number).encode()], 10) for number in range(50)))
+    found = await asyncio.gather(*(ends.send([str(number).encode()]) for number in range(50)))
     assert ends.got == [str(number).encode() for number in range(50)]
     assert [reasons for reasons in found if reasons != [""]] == [["no such message"]]
     assert found[17] == ["no such message"]
@@ -134,20 +200,20 @@ async def test_what_is_sent_at_once_comes_in_order_on_one_stream(ends: Ends) -> 
 
 async def test_an_answer_nobody_waits_for_is_not_another_ones(ends: Ends) -> None:
     ends.refused[b"first"] = "refused"
-    await ends.lines.send(ME, [b"opened"], 10)
-    first = asyncio.ensure_future(ends.lines.send(ME, [b"first"], 10))
+    await ends.send([b"opened"])
+    first = asyncio.ensure_future(ends.send([b"first"]))
     await asyncio.sleep(0)
     first.cancel()
-    assert await ends.lines.send(ME, [b"second"], 10) == [""]
+    assert await ends.send([b"second"]) == [""]
 
 
 async def test_more_than_may_be_unanswered_wait_in_order_and_those_given_up_are_in_nobodys_way(ends: Ends) -> None:
-    await ends.lines.send(ME, [b"first"], 10)
-    many = [asyncio.create_task(ends.lines.send(ME, [str(number).encode()], 10)) for number in range(3 * MAX_AWAITED)]
+    await ends.send([b"first"])
+    many = [asyncio.create_task(ends.send([str(number).encode()])) for number in range(3 * MAX_AWAITED)]
     await asyncio.sleep(0)
     for call in many[: 2 * MAX_AWAITED]:
         call.cancel()
-    assert await ends.lines.send(ME, [b"last"], 10) == [""]
+    assert await ends.send([b"last"]) == [""]
     await asyncio.gather(*many, return_exceptions=True)
     assert [call.result() for call in many[2 * MAX_AWAITED :]] == [[""]] * MAX_AWAITED
     numbers = [int(raw) for raw in ends.got if raw.isdigit()]
@@ -157,29 +223,29 @@ async def test_more_than_may_be_unanswered_wait_in_order_and_those_given_up_are_
 
 async def test_who_is_turned_away_is_told_and_the_stream_goes_on(ends: Ends) -> None:
     ends.turned_away = "busy"
-    assert await ends.lines.send(ME, [bytes(300_000), b"x"], 10) == ["busy", "busy"]
+    assert await ends.send([bytes(300_000), b"x"]) == ["busy", "busy"]
     ends.turned_away = ""
-    assert await ends.lines.send(ME, [b"y"], 10) == [""]
+    assert await ends.send([b"y"]) == [""]
     assert ends.got == [b"y"]
     assert ends.num_opened == 1
 
 
 async def test_a_line_that_broke_is_opened_again_and_the_message_comes(ends: Ends) -> None:
-    await ends.lines.send(ME, [b"one"], 10)
+    await ends.send([b"one"])
     for task in ends.tasks:
         task.cancel()
     await asyncio.wait(ends.tasks)
-    assert await ends.lines.send(ME, [b"two"], 10) == [""]
+    assert await ends.send([b"two"]) == [""]
     assert ends.got == [b"one", b"two"]
     assert ends.num_opened == 2
 
 
 async def test_on_another_path_what_is_under_way_is_answered_and_the_next_goes_on_a_new_stream(ends: Ends) -> None:
-    await ends.lines.send(ME, [b"one"], 10)
-    under_way = asyncio.ensure_future(ends.lines.send(ME, [bytes(300_000)], 10))
+    await ends.send([b"one"])
+    under_way = asyncio.ensure_future(ends.send([bytes(300_000)]))
     await asyncio.sleep(0)
     ends.lines.renew([ME, PeerId("nobody")])
-    assert await ends.lines.send(ME, [b"two"], 10) == [""]
+    assert await ends.send([b"two"]) == [""]
     assert await under_way == [""]
     assert (ends.num_opened, len(ends.got)) == (2, 3)
     old = next(iter(ends.tasks))
@@ -191,7 +257,7 @@ async def test_on_another_path_what_is_under_way_is_answered_and_the_next_goes_o
 async def test_a_stream_that_ends_at_once_is_not_opened_for_ever(ends: Ends) -> None:
     ends.intake.end()
     with pytest.raises(PeerGone):
-        await ends.lines.send(ME, [b"x"], 10)
+        await ends.send([b"x"])
     assert ends.num_opened == 1
 
 
@@ -216,7 +282,7 @@ async def test_who_never_answers_is_silent_and_its_line_given_up(ends: Ends) -> 
 
 async def test_a_line_without_use_is_closed_at_both_ends(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_streams, "IDLE_S", 0.05)
-    await ends.lines.send(ME, [b"x"], 10)
+    await ends.send([b"x"])
     await asyncio.wait_for(asyncio.gather(*ends.tasks), 10)
 
 
@@ -229,13 +295,18 @@ async def test_who_opens_and_says_nothing_is_given_up(ends: Ends, monkeypatch: p
 async def test_who_stops_in_the_middle_is_given_up(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_streams, "STALL_S", 0.05)
     reader, writer = await ends.open(ME)
-    writer.write(pack_batch([b"whole"])[:-1])
+    writer.write(packed(Packer(), [b"whole"])[:-1])
     assert await asyncio.wait_for(reader.read(), 10) == b""
     assert not ends.got
 
 
 @pytest.mark.parametrize(
-    ("raw", "is_oversize"), [(b"\x01\xff\xff\xff\xff", True), (b"\x02" + b"\0\0\0\x05" + b"\0\0\0\1a", False)]
+    ("raw", "is_oversize"),
+    [
+        (b"\x00\x01" + b"\xff" * 8, True),
+        (b"\x00\x02" + b"\0\0\0\x05" * 2 + b"\0\0\0\1a", False),
+        (b"\x01\x02" + b"\0\0\0\x05" * 2 + b"\xff" * 5, False),
+    ],
 )
 async def test_what_cannot_be_read_is_blamed_and_ends_the_stream(ends: Ends, raw: bytes, is_oversize: bool) -> None:
     reader, writer = await ends.open(ME)
@@ -246,12 +317,32 @@ async def test_what_cannot_be_read_is_blamed_and_ends_the_stream(ends: Ends, raw
 
 async def test_strangers_have_so_many_streams_and_the_idlest_makes_room(ends: Ends) -> None:
     readers = [(await ends.open(PeerId(f"peer {number}")))[0] for number in range(MAX_STREAMS_OF_STRANGERS)]
-    await ends.lines.send(ME, [b"in"], 10)
+    await ends.send([b"in"])
     assert await asyncio.wait_for(readers[0].read(), 10) == b""
     assert not readers[1].at_eof()
     of_one = [(await ends.open(PeerId("peer 5")))[0] for _ in range(2)]
     assert await asyncio.wait_for(readers[5].read(), 10) == b""
     assert not of_one[0].at_eof()
+
+
+async def test_after_a_refusal_messages_are_taken_again_on_the_same_stream(ends: Ends) -> None:
+    assert await ends.send([b"one"]) == [""]
+    ends.turned_away = "too many"
+    assert await ends.send([b"two"]) == ["too many"]
+    ends.turned_away = ""
+    assert await ends.send([b"three"]) == [""]
+    assert (ends.got, ends.num_opened, ends.blamed) == ([b"one", b"three"], 1, [])
+
+
+async def test_what_goes_on_with_a_batch_that_was_refused_is_refused_and_nobody_is_blamed(ends: Ends) -> None:
+    packer = Packer()
+    reader, writer = await ends.open(ME)
+    for refused in ("too many", ""):
+        ends.turned_away = refused
+        writer.write(packed(packer, [b"one"]))
+        answer = await asyncio.wait_for(reader.readexactly(read_answer_head(await reader.readexactly(2))), 10)
+        assert split_answer(1, answer) == [refused or "what this goes on with was not looked at"]
+    assert (ends.got, ends.blamed) == ([], [])
 
 
 async def test_a_lie_about_how_much_is_answered_ends_the_line(ends: Ends) -> None:

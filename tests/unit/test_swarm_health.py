@@ -353,6 +353,17 @@ def test_those_who_are_heard_are_asked_one_at_a_time_however_many_they_are():
     assert set(asked) == {each.peer for each in others}, "in turn"
 
 
+@pytest.mark.parametrize(("num_others", "quiet_s"), [(3, 3), (11, 6), (40, 6)])
+def test_who_says_a_heartbeat_in_time_is_not_asked_whether_it_is_there(num_others: int, quiet_s: int):
+    health = SwarmHealth(ME, 1, 1, stage=0)
+    others = [lease(f"peer{number:02d}", 0) for number in range(num_others)]
+    health.listed({0: [lease("me", 0), *others]}, 0.0, WALL)
+    for each in others:
+        health.heard(each.peer, 0, 10.0)
+    assert len(health.to_ask(10.0 + quiet_s, most=64)) == 1, "one of those that are heard"
+    assert len(health.to_ask(10.1 + quiet_s, most=64)) == num_others
+
+
 def test_a_stranger_takes_no_place_for_ever_and_what_is_known_is_bounded():
     run = Run(lease("me", 0), lease("a", 1))
     for number in range(5000):

@@ -295,8 +295,8 @@ class Slicing:
             self._num_heard += 1
             self._num_told = 0
             self._gathered[me] = gathered
-        seldom_s = 0.0 if now >= self.late_at else (self._seat.pace.round_s or 0.0) / 4
-        soon_s = min(max(retry_s / 4, seldom_s), 4 * retry_s)
+        seldom_s = 0.0 if now >= self.late_at else (self._seat.pace.round_s or 0.0) / 2
+        soon_s = min(max(retry_s / 4, seldom_s), 6 * retry_s)
         waits_s = soon_s if self._num_told == 0 else self._seat.again_s(self._num_told)
         if not gathered or (
             now < self._told_at + self._seat.jittered(waits_s) and not (is_all and self._num_told == 0)

@@ -121,7 +121,7 @@ class RoundDriver:
 
     @property
     def message_bytes_sent(self) -> int:
-        return self._outbox.bytes_sent if self._outbox else 0
+        return self._transport.message_bytes_sent
 
     def everybody_at_head(self) -> bool:
         """Whether every peer of the roster that is alive has said that it is at our head."""

@@ -9,6 +9,7 @@ from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import Action, RoundProgress, Send
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Owner, send_all
+from dilocox_peer.peer.rounds.timing import NEVER
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.rounds import Heartbeat, Passed
 
@@ -18,7 +19,8 @@ class Heartbeats:
 
     A beat is left out for a peer that has just been told something else, as every message is a sign of life: unless what we say of
     ourselves is news, and never two running, as heads and micro-batches are read from heartbeats alone. A beat that is late itself leaves
-    out nobody: on a busy machine the next may be late too, and others would count us as gone.
+    out nobody: on a busy machine the next may be late too, and others would count us as gone. A beat of which half the wait is over goes
+    out with what the whole roster is told anyway, in the same packets.
     """
 
     def __init__(self, owner: Owner, members: Members, now: float) -> None:
@@ -27,6 +29,7 @@ class Heartbeats:
         self._beats = 0
         self._were_alive: set[PeerId] = set()
         self._said: Heartbeat | None = None
+        self._beat_at = NEVER
         self._told_at: dict[PeerId, float] = {}  # anything, since the last beat
         self._left_out: set[PeerId] = set()  # of the last beat
         self.due = now
@@ -62,19 +65,21 @@ class Heartbeats:
         self, told_now: Iterable[Action], roster: Collection[PeerId], heartbeat: Callable[[], Heartbeat], now: float
     ) -> list[Action]:
         """Every beat to the roster and to whoever is alive, now and then to the silent ones. told_now: what goes out before it."""
+        owner, members = self._owner, self._members
         self.told(told_now, now)
-        if now < self.due:
-            return []
-        owner, members, alive = self._owner, self._members, self._members.alive(now)
         beat_s = owner.timing.beat_s(len(roster))
+        rides = now >= self._beat_at + beat_s / 2 and self._tells_all(told_now, roster)
+        if now < self.due and not rides:
+            return []
+        alive = members.alive(now)
         is_late = now > self.due + beat_s / 2
-        self.due = now + beat_s * (0.9 + 0.2 * owner.rng.random())
+        self._beat_at, self.due = now, now + beat_s * (0.9 + 0.2 * owner.rng.random())
         self._beats += 1
         told = {*roster, *alive}
         if self._beats % owner.timing.stranger_every == 0:
             told.update(peer for peer in members.known if not members[peer].has_left)  # it says when it is back
         said = heartbeat()
-        self._left_out = set() if is_late else self._ride(said, now - beat_s / 2) - self._left_out
+        self._left_out = set() if is_late or rides else self._told_lately(said, now - beat_s / 2) - self._left_out
         self._said, self._told_at = said, {}
         actions: list[Action] = [*send_all(sorted(told - {owner.peer} - self._left_out), said)]
         actions += [Note(NeighbourSeen(peer)) for peer in sorted(alive - self._were_alive)]
@@ -82,7 +87,11 @@ class Heartbeats:
         self._were_alive = alive
         return actions
 
-    def _ride(self, said: Heartbeat, lately: float) -> set[PeerId]:
+    def _tells_all(self, told_now: Iterable[Action], roster: Collection[PeerId]) -> bool:
+        told = {each.to for each in told_now if isinstance(each, Send)}
+        return len(roster) > 1 and told >= {*roster} - {self._owner.peer}
+
+    def _told_lately(self, said: Heartbeat, lately: float) -> set[PeerId]:
         """Those for whom a beat can be left out: what they were told lately is a sign of life, and this says nothing new."""
         if self._said is None or said.is_news_after(self._said):
             return set()

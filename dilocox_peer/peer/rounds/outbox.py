@@ -34,7 +34,6 @@ class Outbox:
         self._queues: dict[PeerId, OrderedDict[bytes, bytes]] = {}  # by what a message is known by
         self._wakers: dict[PeerId, asyncio.Event] = {}
         self._idle: dict[PeerId, asyncio.Event] = {}
-        self.bytes_sent = 0
 
     def post(self, peer: PeerId, raw: bytes, *, kind: bytes = b"") -> None:
         """Queues raw for peer; never waits. kind: takes the place of one of this kind that waits; empty: of none but its equal."""
@@ -69,7 +68,6 @@ class Outbox:
                     queue.popitem(last=False)
                 try:
                     reasons = await self._send_now(peer, batch)
-                    self.bytes_sent += sum(len(raw) for raw, reason in zip(batch, reasons, strict=True) if not reason)
                     if reason := next(filter(None, reasons), ""):
                         raise RequestRefused(peer, reason)
                 except PeerUnavailable as error:
