@@ -21,6 +21,7 @@ from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.reaching import Reaching
 from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.timing import stretch
 from dilocox_peer.types import LinkId, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
 
@@ -31,7 +32,8 @@ KEPT_ADDRESSES = 2  # of each peer, for the next start
 
 
 class Discovery:
-    """`run` looks every second at first, then every minute or two, and at once when `look_now` is set."""
+    """`run` looks every second at first, then every minute or two, many of a stage up to three times as seldom, and at once when `look_now` is
+    set."""
 
     def __init__(
         self,
@@ -95,7 +97,8 @@ class Discovery:
                     await self._pass_on_word()
             looks += 1
             self._look_now.clear()
-            pause_s = FIRST_LOOK_S if looks < FIRST_LOOKS else LOOK_S * self._rng.uniform(1.0, 2.0)
+            usual_s = LOOK_S * stretch(len(self.seen.get(self._stage, ()))) * self._rng.uniform(1.0, 2.0)
+            pause_s = FIRST_LOOK_S if looks < FIRST_LOOKS else usual_s
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._look_now.wait()

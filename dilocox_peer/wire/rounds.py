@@ -34,6 +34,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 _BEAT = bytes((versions.ROUNDS, 0))  # the first two fields of a heartbeat, behind a byte that says how many there are
 MAX_PAGE = 64  # certificates in a ChainPage; where they have many signatures fewer are sent (peer/rounds/healing.py)
 MAX_LOCATOR = 64  # heads in a GetChain; with doubling distances more than any chain needs
+MAX_CARRIED_BYTES = 1 << 13  # a table of 64 slices has 3 kB
 MAX_PASSED_BYTES = 1 << 16  # of a message that a third passes on; a certificate of 64 members has some 25 KB
 MAX_STATEMENT_BYTES = 192  # either kind; an acceptance has about 110, a promise 150
 
@@ -281,6 +282,12 @@ class Passed(Placed, frozen=True, tag=21):
     signature: Signature
 
 
+class Carried(Placed, frozen=True, tag=22):
+    """Something small that what I say beside it names: nobody has to fetch it."""
+
+    raw: Annotated[bytes, Meta(min_length=1, max_length=MAX_CARRIED_BYTES)]
+
+
 def passed_statement(genesis: Digest, origin: PeerId, to: PeerId, number: int, raw: bytes) -> bytes:
     """What origin signs, in the stage that begins at genesis."""
     return encode(("dilocox-passed", genesis, origin, to, number, raw))
@@ -296,7 +303,7 @@ def passed_beat(message: "Message") -> bytes:
 Message = (
     Heartbeat | Leave | Offer | Propose | Ack | Nack | Prepare | Promise
     | ViewCall | ViewAnswer | ViewPropose | ViewSign | Cert | GetChain | ChainPage | Vouch | Proof | Directed
-    | Gathered | Inputs | Averages | Passed
+    | Gathered | Inputs | Averages | Passed | Carried
 )  # fmt: skip
 _WHAT = "a message"
 _MESSAGE = Parser[Message](Message, _WHAT, MAX_MESSAGE_BYTES)

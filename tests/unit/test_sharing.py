@@ -24,7 +24,17 @@ from dilocox_peer.wire.chain import (
     average_statement,
 )
 from dilocox_peer.wire.declared import Parser, encode, replaced
-from dilocox_peer.wire.rounds import Average, Averages, Cert, Gathered, Inputs, decode_message, encode_message
+from dilocox_peer.wire.rounds import (
+    MAX_CARRIED_BYTES,
+    Average,
+    Averages,
+    Carried,
+    Cert,
+    Gathered,
+    Inputs,
+    decode_message,
+    encode_message,
+)
 
 PEERS = tuple(PeerId(f"p{number:02d}") for number in range(64))
 SIGNED = b"s" * 64
@@ -156,11 +166,14 @@ def test_messages_about_slices_survive_the_wire_and_a_stranger_cannot_stretch_th
         Gathered(*at, (sha256(b"table"),)),
         Inputs(*at, 0, (entry(PEERS[0]),)),
         Averages(*at, sha256(b"inputs"), (average,)),
+        Carried(*at, bytes(MAX_CARRIED_BYTES)),
     ):
         assert decode_message(encode_message(message), PEERS[0]) == message
     for stretched in (
         Gathered(*at, (sha256(b"table"),) * 65),
         Inputs(*at, 0, ()),
+        Carried(*at, b""),
+        Carried(*at, bytes(MAX_CARRIED_BYTES + 1)),
         Averages(*at, sha256(b"inputs"), (average,) * 65),
         Averages(*at, sha256(b"inputs"), (replaced(average, slice=64),)),
     ):
@@ -188,6 +201,7 @@ def test_what_slices_write_is_what_they_wrote() -> None:
         ("Gathered", encode_message(Gathered(*at, (sha256(b"table"),))).hex()),
         ("Inputs", encode_message(Inputs(*at, 0, (entry(PEERS[0]),))).hex()),
         ("Averages", encode_message(Averages(*at, sha256(b"inputs"), (average,))).hex()),
+        ("Carried", encode_message(Carried(*at, b"table")).hex()),
         ("Cert", encode_message(Cert(*at, Certificate(0, here.head, 1, 0, value, ((PEERS[0], SIGNED),)))).hex()),
         ("SliceTable", encode(table).hex()),
         ("value", value.digest().hex()),

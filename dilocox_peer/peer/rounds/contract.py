@@ -73,11 +73,12 @@ class RoundProgress:
 @dataclass(frozen=True, slots=True)
 class Closed:
     """Local training of the round is over and its encoded pseudo-gradient is stored as `entry.blob` (held from now on); where it is in
-    slices that is its table, and parts are theirs."""
+    slices that is its table, parts are theirs, and table is its bytes, which go out with the offer."""
 
     base: Digest
     entry: Entry
     parts: tuple[Digest, ...] = ()
+    table: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dilocox_peer.contract import Note, Tick
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError, ThingUnavailable
 from dilocox_peer.events import Event, Failed, Listener, MessageRefused
 from dilocox_peer.network.transport import PeerGone, RequestRefused, Transport, TransportDown
+from dilocox_peer.peer.rounds.carrying import Carrying
 from dilocox_peer.peer.rounds.contract import (
     Action,
     Apply,
@@ -25,6 +26,7 @@ from dilocox_peer.peer.rounds.contract import (
     BlobPart,
     BlobRefused,
     BytesCame,
+    Closed,
     FetchBlob,
     FetchState,
     ForgetBlobs,
@@ -49,7 +51,7 @@ from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.pull import Pull
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.rounds import Heartbeat, Message, Passed, decode_message, encode_message, passed_beat
+from dilocox_peer.wire.rounds import Carried, Heartbeat, Message, Passed, decode_message, encode_message, passed_beat
 
 _logger = logging.getLogger(__name__)
 
@@ -115,8 +117,11 @@ class RoundDriver:
         self._doubted_slots = asyncio.Semaphore(1)  # of those that often do not deliver: they wait for each other only
         self._bundles: dict[bool, Bundles] = {}  # of what is small; of who often does not deliver apart
         self._bytes_at: dict[PeerId, float] = {}  # when it was told that some came
+        self._carrying = Carrying()
         self._outbox: Outbox | None = None
-        self._encoded: tuple[Message, bytes] | None = None  # the newest message sent: it goes to a whole roster
+        self._encoded: tuple[Message, tuple[bytes, ...]] | None = (
+            None  # the newest sent, after what goes beside it: it goes to a whole roster
+        )
         self._tasks: asyncio.TaskGroup | None = None
 
     @property
@@ -148,6 +153,9 @@ class RoundDriver:
             self._transport.why_out(message.origin) or self._transport.why_out(message.to)
         ):
             return  # put out of the run: nobody speaks for it, or to it
+        if isinstance(message, Carried):
+            self._carrying.came(message.raw)
+            return
         received = Received(sender, message)
         if self._put(received):
             self.sizes[id(received)] = len(raw)
@@ -170,6 +178,8 @@ class RoundDriver:
 
     def post(self, happened: Input) -> None:
         """Queues an input."""
+        if isinstance(happened, Closed):
+            self._carrying.closed(happened)
         self._put(happened)
 
     def _put(self, happened: Input) -> bool:
@@ -244,8 +254,15 @@ class RoundDriver:
             case Send(to, message):
                 kind = b"heartbeat" if isinstance(message, Heartbeat) else passed_beat(message)
                 if self._encoded is None or self._encoded[0] is not message:
-                    self._encoded = message, encode_message(message)
-                self._outbox.post(to, self._encoded[1], kind=kind)
+                    beside = self._carrying.beside(message)
+                    self._encoded = (
+                        message,
+                        tuple(map(encode_message, (*(() if beside is None else (beside,)), message))),
+                    )
+                *others, raw = self._encoded[1]
+                for other in others:
+                    self._outbox.post(to, other)
+                self._outbox.post(to, raw, kind=kind)
             case Persist(state):
                 await self._persist(state)
             case FetchBlob():
@@ -323,7 +340,9 @@ class RoundDriver:
         loop = asyncio.get_running_loop()
         if (here := await loop.run_in_executor(self._disk, self._here, action)) is not None:
             return here
-        raw = await self._bundles[action.doubted].get(action.blob, action.sources, self._most_bytes(action.part))
+        raw = self._carrying.take(action.blob)
+        if raw is None:
+            raw = await self._bundles[action.doubted].get(action.blob, action.sources, self._most_bytes(action.part))
         if raw is None:
             return BlobMissing(action.blob)
 

@@ -192,6 +192,7 @@ class Conductor:
                     closing.train_loss,
                     closing.lost,
                     tuple(digests[:-1]),
+                    bytes(closing.blob) if closing.slices else b"",
                 )
             case WithdrawOffer(forget):
                 await asyncio.wrap_future(self._trainer.withdraw())

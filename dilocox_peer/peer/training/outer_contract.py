@@ -88,7 +88,7 @@ class CertificateHere:
 @dataclass(frozen=True, slots=True)
 class RoundEncoded:
     """Answers CloseRound: our contribution is on disk. train_loss: nan without a micro-batch. lost: what the codec left out.
-    parts: its slices, where it is in slices: then blob is their table."""
+    parts: its slices, where it is in slices: then blob is their table, and table its bytes."""
 
     blob: Digest
     size_bytes: int
@@ -97,6 +97,7 @@ class RoundEncoded:
     train_loss: float
     lost: float
     parts: tuple[Digest, ...] = ()
+    table: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from dilocox_peer.peer.planning.measured import Measured
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.planning.worked import Worked
 from dilocox_peer.peer.rounds.contract import Apply, BlobLost, Closed, RoundProgress, StateComputed
+from dilocox_peer.peer.rounds.timing import stretch
 from dilocox_peer.peer.training.clock import RoundClock, follows
 from dilocox_peer.peer.training.outer_contract import (
     AdoptionBegun,
@@ -54,7 +55,7 @@ from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry
 
 PULSE_S = 0.1  # how often progress is read and the clock asked
-TELL_EVERY_S = 0.25  # as a round comes to its end the others are told of our micro-batches, at most so often
+TELL_EVERY_S = 0.25  # as a round comes to its end the others are told of our micro-batches, at most so often; where they are many, as heartbeats
 
 
 class OuterPhase(Enum):
@@ -261,7 +262,8 @@ class OuterLoop:
         done, halves = seen.micro_batches, (seen.training_round, 2 * seen.micro_batches // share)
         told, self._told_halves = self._told_halves, max(self._told_halves, halves)
         is_news = self._clock.is_near_its_end and (seen.training_round, done) > self._last_told
-        tell_now = halves > told or (is_news and now >= self._last_told_s + TELL_EVERY_S)
+        every_s = TELL_EVERY_S * stretch(len(self._rounds.roster))
+        tell_now = halves > told or (is_news and now >= self._last_told_s + every_s)
         if tell_now:
             self._last_told, self._last_told_s = (seen.training_round, done), now
         return ToRounds(RoundProgress(done, tell_now=tell_now, paused=seen.is_paused))
@@ -288,7 +290,7 @@ class OuterLoop:
             self._me, self._incarnation, closed.blob, closed.size_bytes, closed.micro_batches, self._base_digest, report
         )
         told = RoundClosed(round_number, closed.micro_batches, closed.train_loss, closed.size_bytes, closed.raw_bytes)
-        return [ToRounds(Closed(self._base, entry, closed.parts)), ToListener(told)]
+        return [ToRounds(Closed(self._base, entry, closed.parts, closed.table)), ToListener(told)]
 
     # ---- merging ----
 

@@ -1,0 +1,47 @@
+"""Tables that go out beside the offers that name them."""
+
+from dilocox_peer.peer.rounds.carrying import MAX_KEPT, Carrying
+from dilocox_peer.peer.rounds.contract import Closed
+from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Entry
+from dilocox_peer.wire.rounds import MAX_CARRIED_BYTES, Carried, Gathered, Offer
+
+ME, HEAD = PeerId("me"), sha256(b"head")
+
+
+def offer(table: bytes) -> Offer:
+    return Offer(0, HEAD, 0, Entry(ME, 1, sha256(table), 10, 1))
+
+
+def closed(table: bytes, *, sliced: bool = True) -> Closed:
+    return Closed(HEAD, offer(table).entry, (sha256(b"slice"),) if sliced else (), table if sliced else b"")
+
+
+def test_a_table_goes_out_beside_its_offer_and_beside_nothing_else() -> None:
+    carrying = Carrying()
+    assert carrying.beside(offer(b"table")) is None
+    carrying.closed(closed(b"table"))
+    assert carrying.beside(offer(b"table")) == Carried(0, HEAD, 0, b"table")
+    assert carrying.beside(offer(b"an older table")) is None
+    assert carrying.beside(Gathered(0, HEAD, 0, (sha256(b"table"),))) is None
+    carrying.closed(closed(b"whole", sliced=False))
+    assert carrying.beside(offer(b"whole")) is None
+
+
+def test_what_is_too_large_is_fetched() -> None:
+    carrying = Carrying()
+    for size, goes in ((MAX_CARRIED_BYTES, True), (MAX_CARRIED_BYTES + 1, False)):
+        carrying.closed(closed(bytes(size)))
+        assert (carrying.beside(offer(bytes(size))) is not None) is goes
+
+
+def test_what_came_is_taken_by_its_name_once_and_is_bounded() -> None:
+    carrying = Carrying()
+    carrying.came(b"table")
+    assert carrying.take(sha256(b"another")) is None
+    assert carrying.take(sha256(b"table")) == b"table"
+    assert carrying.take(sha256(b"table")) is None
+    for number in range(MAX_KEPT + 1):
+        carrying.came(b"%d" % number)
+    assert carrying.take(sha256(b"0")) is None
+    assert carrying.take(sha256(b"1")) == b"1"
