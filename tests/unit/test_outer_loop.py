@@ -254,6 +254,19 @@ def test_as_a_round_comes_to_its_end_every_micro_batch_is_told_but_not_all_the_t
     assert told == [True, False, False, True]
 
 
+def test_what_is_trained_beyond_the_shares_waits_for_heartbeats():
+    peer = Peer()
+    peer.rounds.head = sha256(b"a certificate that is still on its way to us")  # the round cannot be closed yet
+    told = []
+    for second, done in enumerate((SHARE - 1, SHARE, SHARE + 1, SHARE + 2, 2 * SHARE, 3 * SHARE)):
+        peer.on(Pulse(), now=1.0 + second, micro_batches=done)  # the clock is asked, and sees the end
+        told.append(peer.posted[-1].tell_now)
+    assert told == [True, True, True, False, False, False], "twice near the end, once at it"
+    peer.on(Pulse(), now=8.0, micro_batches=1, training_round=2)
+    peer.on(Pulse(), now=9.0, micro_batches=SHARE // 2, training_round=2)
+    assert peer.posted[-1].tell_now
+
+
 def test_it_ends_when_the_last_round_is_merged_and_not_before():
     peer = Peer()
     peer.rounds.schedule.last_round = 2

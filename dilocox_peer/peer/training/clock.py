@@ -28,7 +28,7 @@ class RoundClock:
         self._since = 0.0
         self._paces: deque[float] = deque(maxlen=REMEMBERED_ROUNDS)  # seconds a micro-batch of the share
         self._done: dict[PeerId, int] = {}
-        self.is_near_its_end = False  # the round that was asked about last, by what is counted
+        self._is_near = self._is_at = False  # its end is the round that was asked about last, by what is counted
 
     def usual_s(self, round_number: int) -> float | None:
         """What the round should take by the median of those before, however long they were; None before the second."""
@@ -71,8 +71,16 @@ class RoundClock:
         members = [*others, me] if me in roster or not others else others
         done = [own if peer == me else self._done.get(peer, 0) for peer in members]
         counted, wanted = sum(_counted(done)), share * len(members)
-        self.is_near_its_end = counted >= NEAR * wanted
-        return counted >= wanted
+        self._is_near, self._is_at = counted >= NEAR * wanted, counted >= wanted
+        return self._is_at
+
+    def is_near_end_of(self, round_number: int) -> bool:
+        """Whether most of the shares were done when it was asked last."""
+        return self._is_near and self._round == round_number
+
+    def is_at_end_of(self, round_number: int) -> bool:
+        """Whether all of them were."""
+        return self._is_at and self._round == round_number
 
     def _begin(self, round_number: int, now: float) -> None:
         if round_number == self._round:
@@ -81,7 +89,7 @@ class RoundClock:
             self._paces.append((now - self._since) / self._share_of(self._round))
         self._round, self._since = round_number, now
         self._done.clear()
-        self.is_near_its_end = False
+        self._is_near = self._is_at = False
 
 
 def _counted(done: Sequence[int]) -> list[float]:
