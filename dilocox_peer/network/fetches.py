@@ -16,7 +16,7 @@ from dilocox_peer.network.bulk import Acknowledging, PeerGone, PeerSilent, Take,
 from dilocox_peer.network.daemon import Daemon
 from dilocox_peer.types import PeerId
 
-KEPT_S = 30.0  # without a fetch a stream is closed; who serves waits longer (serving.KEPT_S), so that it is seldom both at once
+KEPT_S = 90.0  # without a fetch a stream is closed; who serves waits longer (serving.KEPT_S), so that it is seldom both at once
 MAX_KEPT, MAX_KEPT_PER_PEER = 64, 4  # streams; the longest kept goes
 
 

@@ -31,7 +31,7 @@ FetchHandler = Callable[[PeerId, dict[str, Any]], Awaitable[Reply]]
 
 _REQUEST_TIMEOUT_S = 10.0
 PATIENT_S = 1.0  # with a stranger that has a stream and asks nothing, when others wait
-KEPT_S = 60.0  # that a stream stays open for the next request
+KEPT_S = 120.0  # that a stream stays open for the next request
 MAX_KEPT_PER_PEER = 8  # such streams
 MAX_UNHEARD = 128  # streams whose reply was sent, that wait for their fetchers to ask again or close them; more are closed at once
 SLOW_AFTER_S, SLOW_BYTES_PER_S = 30.0, 8 * 1024.0  # who reads less is served while nobody waits

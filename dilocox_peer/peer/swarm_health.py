@@ -22,6 +22,7 @@ from dilocox_peer.wire.records import KEEPERS
 ASK_EVERY_S = 3.0
 ASKS_A_LOOK = 8  # at most, of which there is one a second: larger swarms are gone round more slowly
 HEARD_EVERY_S = 2.0  # one of those that are heard anyway, so that what a peer asks does not grow with the swarm
+MOST_SELDOM = 2.0  # times as long, where we hear many of our stage
 SILENT_S = 5.5  # without a sign of life, an unanswered question among it
 REMEMBERED_S = 30.0  # that the directory has not, after its last sign of life
 UNANSWERED_S = 2.5  # a question that is out for so long
@@ -208,7 +209,7 @@ class SwarmHealth:
         quiet_s = self._quiet_s()
         unheard = [each.peer for each in due if now - each.heard_at > quiet_s][:most]
         heard = [each.peer for each in due if now - each.heard_at <= quiet_s]
-        if not heard or len(unheard) == most or now - self._asked_heard_at < HEARD_EVERY_S:
+        if not heard or len(unheard) == most or now - self._asked_heard_at < self._heard_every_s():
             return unheard
         self._asked_heard_at = now
         return [*unheard, heard[0]]
@@ -216,8 +217,14 @@ class SwarmHealth:
     def _quiet_s(self) -> float:
         """Without a sign of life, before a peer is asked whether it is there: two heartbeats of our stage, which say them the more seldom
         the more they are."""
-        num_members = sum(each.stage == self.stage and each.is_listed for each in self._known.values())
-        return max(ASK_EVERY_S, 2 * stretch(num_members))
+        return max(ASK_EVERY_S, 2 * stretch(self._num_members()))
+
+    def _heard_every_s(self) -> float:
+        return HEARD_EVERY_S * min(stretch(self._num_members()), MOST_SELDOM)
+
+    def _num_members(self) -> int:
+        """Of our stage, as far as the directory says."""
+        return sum(each.stage == self.stage and each.is_listed for each in self._known.values())
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where it is dialled, as far as its lease says."""

@@ -26,6 +26,7 @@ from dilocox_peer.peer.swarm_health import (
     ASKS_A_LOOK,
     CLOCK_S,
     HEARD_EVERY_S,
+    MOST_SELDOM,
     TAKE_OVER_LOOK_S,
     UNANSWERED_S,
     SwarmHealth,
@@ -341,7 +342,7 @@ def test_those_who_are_heard_are_asked_one_at_a_time_however_many_they_are():
     others = [lease(f"peer{number:02d}", 0) for number in range(40)]
     health.listed({0: others}, 0.0, WALL)
     asked: list[PeerId] = []
-    for second in range(1, 121):
+    for second in range(1, 241):
         health.look(float(second))
         for each in others:
             health.heard(each.peer, 0, second - 0.5)
@@ -349,7 +350,7 @@ def test_those_who_are_heard_are_asked_one_at_a_time_however_many_they_are():
             asked.append(peer)
             health.asked(peer, float(second))
             health.told(peer, None, float(second))
-    assert len(asked) == 120 / HEARD_EVERY_S
+    assert len(asked) == 240 / (MOST_SELDOM * HEARD_EVERY_S)
     assert set(asked) == {each.peer for each in others}, "in turn"
 
 

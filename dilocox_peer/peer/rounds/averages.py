@@ -289,14 +289,14 @@ class Slicing:
         return actions
 
     def _say_gathered(self, gathered: frozenset[Digest], is_all: bool, now: float) -> list[Action]:
-        """At once when it is all that is to come, else soon, a few times a round; later now and then, as messages are lost."""
+        """At once when it is all that is to come, else soon, once or twice a round; later now and then, as messages are lost."""
         me, retry_s = self._seat.me, self._seat.timing.retry_s
         if gathered != self._gathered.get(me, frozenset()):
             self._num_heard += 1
             self._num_told = 0
             self._gathered[me] = gathered
-        seldom_s = 0.0 if now >= self.late_at else (self._seat.pace.round_s or 0.0) / 2
-        soon_s = min(max(retry_s / 4, seldom_s), 6 * retry_s)
+        seldom_s = 0.0 if now >= self.late_at else 0.75 * (self._seat.pace.round_s or 0.0)
+        soon_s = min(max(retry_s / 4, seldom_s), 8 * retry_s)
         waits_s = soon_s if self._num_told == 0 else self._seat.again_s(self._num_told)
         if not gathered or (
             now < self._told_at + self._seat.jittered(waits_s) and not (is_all and self._num_told == 0)

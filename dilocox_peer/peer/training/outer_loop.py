@@ -257,16 +257,16 @@ class OuterLoop:
         return [HoldTraining(hold)]
 
     def _progress(self, now: float, seen: Readings) -> OuterAction:
-        """Every pulse to the round machine; at every half share, and as the round comes to its end, it tells the others at once: their
+        """Every pulse to the round machine; at every half share, of many members every share, and as the round comes to its end, it tells the others at once: their
         clocks wait for it, and by heartbeats alone four peers' round of 20 steps went on for two more. Once the shares are done by our
         count, and it has told that, they are by all others' too: what is trained until the round can be closed waits for heartbeats."""
         share = self._timetable.share(seen.training_round)
-        done, halves = seen.micro_batches, (seen.training_round, 2 * seen.micro_batches // share)
+        many = stretch(len(self._rounds.roster))
+        done, halves = seen.micro_batches, (seen.training_round, int(2 / min(many, 2.0) * seen.micro_batches) // share)
         told, self._told_halves = self._told_halves, max(self._told_halves, halves)
         is_news = self._clock.is_near_end_of(seen.training_round) and (seen.training_round, done) > self._last_told
-        every_s = TELL_EVERY_S * stretch(len(self._rounds.roster))
         is_counted = self._counted_round == seen.training_round
-        tell_now = not is_counted and (halves > told or (is_news and now >= self._last_told_s + every_s))
+        tell_now = not is_counted and (halves > told or (is_news and now >= self._last_told_s + TELL_EVERY_S * many))
         if tell_now:
             self._last_told, self._last_told_s = (seen.training_round, done), now
             if self._clock.is_at_end_of(seen.training_round):
