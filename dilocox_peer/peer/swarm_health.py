@@ -203,7 +203,7 @@ class SwarmHealth:
             if each.peer != self.me
             and (each.is_listed or now - each.heard_at <= REMEMBERED_S)
             and not each.is_asked
-            and now - each.asked_at >= ASK_EVERY_S
+            and now - each.asked_at >= self._ask_every_s(each.peer)
         ]
         due.sort(key=lambda each: (each.asked_at, each.peer))
         quiet_s = self._quiet_s()
@@ -218,6 +218,10 @@ class SwarmHealth:
         """Without a sign of life, before a peer is asked whether it is there: two heartbeats of our stage, which say them the more seldom
         the more they are."""
         return max(ASK_EVERY_S, 2 * stretch(self._num_members()))
+
+    def _ask_every_s(self, peer: PeerId) -> float:
+        """A bootstrap, which says nothing of itself, is asked by all; by many the more seldom."""
+        return ASK_EVERY_S * (stretch(self._num_members()) if peer in self.bootstraps else 1.0)
 
     def _heard_every_s(self) -> float:
         return HEARD_EVERY_S * min(stretch(self._num_members()), MOST_SELDOM)

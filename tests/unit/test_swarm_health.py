@@ -365,6 +365,23 @@ def test_who_says_a_heartbeat_in_time_is_not_asked_whether_it_is_there(num_other
     assert len(health.to_ask(10.1 + quiet_s, most=64)) == num_others
 
 
+@pytest.mark.parametrize(("num_others", "num_asked"), [(3, range(12, 21)), (11, range(5, 8))])
+def test_a_bootstrap_is_asked_by_many_the_more_seldom(num_others: int, num_asked: range):
+    health = SwarmHealth(ME, 1, 1, stage=0, bootstraps=[BOOT])
+    others = [lease("me", 0), *(lease(f"peer{number:02d}", 0) for number in range(num_others))]
+    health.listed({0: others}, 0.0, WALL)
+    asked: list[PeerId] = []
+    for second in range(60):
+        for each in others[1:]:
+            health.heard(each.peer, 0, float(second))
+        found = health.to_ask(float(second))
+        asked += found
+        for peer in found:
+            health.asked(peer, float(second))
+            health.told(peer, None, float(second))
+    assert asked.count(BOOT) in num_asked
+
+
 def test_a_stranger_takes_no_place_for_ever_and_what_is_known_is_bounded():
     run = Run(lease("me", 0), lease("a", 1))
     for number in range(5000):

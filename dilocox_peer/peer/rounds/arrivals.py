@@ -20,6 +20,7 @@ from dilocox_peer.wire.chain import Certificate, Entry, Thing
 from dilocox_peer.wire.rounds import Offer
 
 MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
+MOST_UNTOLD = 2.0  # times as long as usual an offer in slices waits until it is told again for the first time
 
 
 class Arrivals:
@@ -215,8 +216,15 @@ class Arrivals:
             known = set[PeerId]() if self._slicing is None else self._slicing.gathered_by(self.own.blob)
             others = tuple(peer for peer in others if peer not in known or peer in come)
             self._num_offered += 1
-            self.again_at = now + self._seat.jittered(self._seat.again_s(self._num_offered))
+            self.again_at = now + self._seat.jittered(self._again_s())
         return [*send_all(others, Offer(*self._seat.at(), self.own))]
+
+    def _again_s(self) -> float:
+        """In slices others say that they have ours once all are here: the first time that is waited for, or it would be told again to all."""
+        usual_s = self._seat.again_s(self._num_offered)
+        if self._slicing is None or self._num_offered > 1:
+            return usual_s
+        return max(usual_s, min((self._seat.pace.round_s or 0.0) / 2, MOST_UNTOLD * usual_s))
 
     def want(self, entry: Entry, now: float) -> list[Action]:
         """The fetch of an offered contribution to start now, if any; of one in slices that of its table. It is asked of its author, and
