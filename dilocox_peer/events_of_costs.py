@@ -9,7 +9,7 @@ from dilocox_peer.events import Event
 @dataclass(frozen=True, slots=True)
 class NeedsReckoned(Event):
     """What the stage that this peer has joined takes, before its first round (peer/planning/upkeep.py). memory_bytes: at most, of the machine;
-    disk_bytes: as contributions begin. parameters, frozen_bytes, copied, sent_bytes, received_bytes, is_sliced: of StageNeeds."""
+    disk_bytes: as contributions begin. parameters, frozen_bytes, copied, sent_bytes, received_bytes, is_sliced, codec: of StageNeeds."""
 
     stage: int
     memory_bytes: int
@@ -20,6 +20,7 @@ class NeedsReckoned(Event):
     sent_bytes: int
     received_bytes: int
     is_sliced: bool
+    codec: str = "int4"
 
     def line(self) -> str:
         return (

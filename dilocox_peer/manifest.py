@@ -407,10 +407,10 @@ class Manifest(_Section):
         if stages.blocks and (len(stages.blocks) != stages.count or sum(stages.blocks) != layers):
             raise ValueError(f"stages.blocks {list(stages.blocks)} must be {stages.count} numbers that sum to {layers}")
         if self.rounds.averaging == "slices" and (
-            self.compression.adapt != "off" or self.compression.codec == "lowrank-int4"
+            self.compression.adapt == "rank" or self.compression.codec == "lowrank-int4"
         ):
             raise ValueError(
-                'rounds.averaging "slices" needs compression.adapt "off" and another codec than lowrank-int4'
+                'rounds.averaging "slices" needs compression.adapt "link" or "off", and another codec than lowrank-int4'
             )
         if isinstance(self.model, PublishedSection):
             if not stages.blocks:

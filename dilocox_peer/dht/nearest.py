@@ -8,10 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from hivemind.dht import DHTNode
+from typing import Any
 
 LOOKED_UP_S = 120.0  # no record lives longer: what nodes nearer than these are asked for is there again by then
 MAX_KEYS = 64  # the longest unused is forgotten
@@ -29,8 +26,8 @@ class _Nearest:
     found_at: float
 
 
-def remember_nearest(node: "DHTNode", clock: Callable[[], float] = time.monotonic) -> None:
-    """Makes node store under a key at the nodes that were nearest LOOKED_UP_S ago or less, unless the nearest it knows by
+def remember_nearest(node: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    """node: a DHTNode. Makes it store under a key at the nodes that were nearest LOOKED_UP_S ago or less, unless the nearest it knows by
     itself, which those that do not answer drop out of, are others now. One that does not answer is left out for the next, as after a lookup."""
     looked_up = node.find_nearest_nodes
     known: OrderedDict[Any, _Nearest] = OrderedDict()
@@ -64,4 +61,4 @@ def remember_nearest(node: "DHTNode", clock: Callable[[], float] = time.monotoni
         found: dict[Any, dict[Any, Any]] = await looked_up(queries, *args, found_callback=on_found, **kwargs)
         return found
 
-    node.find_nearest_nodes = find  # type: ignore[method-assign, unused-ignore]
+    node.find_nearest_nodes = find

@@ -222,8 +222,7 @@ def _slice_desk(manifest: Manifest, stage: int, keeper: Keeper) -> SliceDesk | N
     if not (count := num_slices(manifest)):
         return None
     return SliceDesk(
-        layout_of(manifest, stage), count, codec=manifest.compression.codec, norm_clip=manifest.limits.norm_clip,
-        blobs=keeper.blobs,
+        layout_of(manifest, stage), count, norm_clip=manifest.limits.norm_clip, blobs=keeper.blobs
     )  # fmt: skip
 
 

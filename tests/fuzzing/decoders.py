@@ -31,8 +31,11 @@ from dilocox_peer.network.link_frames import BufferReader, ChunkReader, FrameKin
 from dilocox_peer.network.message_frames import (
     ANSWER_HEAD_BYTES,
     HEAD_BYTES,
+    BatchHead,
+    BatchPacking,
     join_batch,
     pack_answer,
+    pack_head,
     read_answer_head,
     read_head,
     split_answer,
@@ -127,7 +130,9 @@ def _messages(raw: bytes) -> None:
 def _batches() -> list[bytes]:
     packer, messages = Packer(), _of("rounds.txt")
     together = b"".join(packer.pack(3, join_batch(messages[at : at + 3])) for at in range(2))
-    return [together, Packer().pack(1, join_batch([bytes(70_000)]))[:600]]
+    raw = join_batch(messages[:2])
+    plain = pack_head(BatchHead(BatchPacking.NONE, 2, len(raw), len(raw))) + raw
+    return [together, plain + Packer().pack(2, raw)]
 
 
 def _answer(raw: bytes) -> None:

@@ -425,11 +425,11 @@ def test_a_step_takes_the_harmonic_mean_and_the_transfer_is_no_delay():
         Entry(PeerId(name), 1, HEAD, 125_000, 8, b"", Report(8000, step_us, 600, 0, 0))
         for name, step_us in (("a", 50_000), ("b", 150_000))
     ]
-    measured = measurement_of(7, entries)
+    measured = measurement_of(7, entries, 1.0)
     assert measured is not None
     assert measured.step_s == pytest.approx(0.075)
     assert measured.delay_s == pytest.approx(0.6 - 0.125)
-    assert measurement_of(7, [replaced(entries[0], report=Report())]) is None
+    assert measurement_of(7, [replaced(entries[0], report=Report())], 1.0) is None
 
 
 def test_the_uplink_is_measured_over_replies_side_by_side():

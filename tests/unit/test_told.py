@@ -90,7 +90,7 @@ def test_what_a_round_is_taken_for_lies_among_what_honest_peers_tell(data: Any) 
     exchanges = [each.exchange_ms / 1000 for each in reports]
     reports += [Report(data.draw(any_value), data.draw(any_value), data.draw(any_value)) for _ in range(liars)]
     entries = [Entry(f"p{index}", 1, HEAD, 1, 32, b"", each) for index, each in enumerate(reports)]  # type: ignore[arg-type]
-    measured = measurement_of(1, entries)
+    measured = measurement_of(1, entries, peers - 1.0)
     assert measured is not None
     assert min(links) <= slow_link(measured.uplinks_bps) <= max(links)
     assert min(steps) * 0.999 <= measured.step_s <= max(steps) * 1.001
@@ -123,4 +123,4 @@ def test_one_of_three_that_claims_any_speed_counts_as_four() -> None:
 def test_what_a_minority_tells_is_not_known() -> None:
     assert told_by_most([0, 0, 0, 5]) == []
     assert told_by_most([0, 0, 4, 5]) == [4, 5]
-    assert measurement_of(1, [Entry("a", 1, HEAD, 1, 32, b"", Report(UNMEASURED_KBPS, 0))]) is None  # type: ignore[arg-type]
+    assert measurement_of(1, [Entry("a", 1, HEAD, 1, 32, b"", Report(UNMEASURED_KBPS, 0))], 1.0) is None  # type: ignore[arg-type]

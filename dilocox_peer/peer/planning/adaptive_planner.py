@@ -23,6 +23,7 @@ from dilocox_peer.peer.planning.planner import (
     Warmup,
     is_a_step,
 )
+from dilocox_peer.peer.planning.sent import contributions_sent
 from dilocox_peer.peer.planning.told import slow_link, told_by_most, usual_step_s
 from dilocox_peer.types import Layout, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Plan
@@ -41,8 +42,12 @@ class LinkPlanner:
 
     is_exact = False
 
-    def __init__(self, controller: Controller, bounds: PlanBounds, *, warmup: Warmup | None = None) -> None:
+    def __init__(
+        self, controller: Controller, bounds: PlanBounds, *, warmup: Warmup | None = None, is_sliced: bool = False
+    ) -> None:
+        """is_sliced: contributions are averaged in slices."""
         self._controller = controller
+        self._is_sliced = is_sliced
         self._bounds = bounds
         self._warmup = warmup
         self._continuity = Continuity()
@@ -61,7 +66,8 @@ class LinkPlanner:
         wished = replaced(value.plan, codec=wish.codec, rank=wish.rank, inner_steps=wish.inner_steps)
         if not (self._continuity.is_sure and is_a_step(value.plan, wished)):
             self._controller.adopt(planned, value.round + PLANNED_AHEAD)
-        measured = measurement_of(value.round, value.entries)
+        copies = contributions_sent(len(value.entries), value.plan.codec, is_sliced=self._is_sliced)
+        measured = measurement_of(value.round, value.entries, copies)
         if measured is not None:
             measured = replace(measured, delay_s=self._exchanges.delay_s(measured.delay_s))
             _, reason = self._controller.observe(measured)
@@ -146,7 +152,7 @@ def planner_of(manifest: Manifest, layout: Layout) -> Planner:
         warmup = Warmup(rounds.first_inner_steps, rounds.inner_steps, total_steps(manifest))
     if compression.adapt == "link":
         controller = controller_of(manifest, layout)
-        return LinkPlanner(controller, bounds, warmup=warmup)
+        return LinkPlanner(controller, bounds, warmup=warmup, is_sliced=is_sliced(manifest))
     if compression.adapt == "rank" and compression.codec == LOW_RANK:
         ranks = AdaptiveRank(RankSettings.of(layout, compression.rank))
         return RankPlanner(ranks, first_plan(manifest), bounds)
@@ -163,12 +169,18 @@ def controller_of(manifest: Manifest, layout: Layout) -> Controller:
         codecs=codecs_beside(compression.codec),
         times_fewer=compression.times_fewer,
         budget=compression.exchange_share,
+        is_sliced=is_sliced(manifest),
     )
     return Controller(layout, Setting(compression.codec, compression.rank, rounds.inner_steps), limits)
 
 
-def measurement_of(round_number: int, entries: Sequence[Entry]) -> Measurement | None:
-    """What a round's contributors report, as the controller takes it; None if most of them have not measured a step yet."""
+def is_sliced(manifest: Manifest) -> bool:
+    return manifest.rounds.averaging == "slices"
+
+
+def measurement_of(round_number: int, entries: Sequence[Entry], copies: float) -> Measurement | None:
+    """What a round's contributors report, as the controller takes it; None if most of them have not measured a step yet. copies: of its
+    contribution that each sent."""
     reports = [entry.report for entry in entries]
     step_s = usual_step_s([report.step_us for report in reports])
     if step_s is None:
@@ -177,7 +189,7 @@ def measurement_of(round_number: int, entries: Sequence[Entry]) -> Measurement |
     exchanges_ms = told_by_most([report.exchange_ms for report in reports])
     exchange_s = statistics.median_low(exchanges_ms) / 1000 if exchanges_ms else 0.0
     size_bytes = statistics.median(entry.size_bytes for entry in entries)
-    transfer_s = 8 * size_bytes * (len(entries) - 1) / slow_link(uplinks_bps)
+    transfer_s = 8 * size_bytes * copies / slow_link(uplinks_bps)
     needed = told_by_most([report.needed_rank for report in reports])
     return Measurement(
         round=round_number,

@@ -4,9 +4,9 @@ Every round the controller takes in what was measured (links, time of an inner s
 says what the coming plans should be: codec, rank, inner_steps. One peer proposes, all use what was certified
 (peer/planning/adaptive_planner.py); what is in flight keeps its shape.
 
-    seconds of communication  = delay + 8 * blob bytes * (peers - 1) / uplink
+    seconds of communication  = delay + 8 * blob bytes * copies / uplink          copies: peers - 1; in slices fewer (sent.py)
     seconds of a round        = H * seconds of an inner step
-    times fewer bytes         = ring AllReduce of float32 in H steps / (blob bytes * (peers - 1))
+    times fewer bytes         = ring AllReduce of float32 in H steps / (blob bytes * copies)
     of all (codec, H) with communication <= budget * round and at least `times_fewer`, the one with the least expected loss
 
 Expected loss is in points (percent of loss) against exact averaging after every step: a rise with log2 H and a price of
@@ -45,6 +45,7 @@ from dilocox_peer.compression.sizes import (
 )
 from dilocox_peer.peer.planning.adaptive import EFFECT_AFTER, AdaptiveRank, Observation, RankSettings
 from dilocox_peer.peer.planning.plan import TOLERANCE
+from dilocox_peer.peer.planning.sent import contributions_sent
 from dilocox_peer.peer.planning.told import slow_link
 from dilocox_peer.types import Layout
 
@@ -70,13 +71,14 @@ POINTS_PER_DOUBLING = 1.0
 @dataclass(frozen=True, slots=True)
 class Limits:
     """codecs: that may be chosen. times_fewer: bytes than AllReduce, at least; 0: no bound. budget: share of a round that
-    communication may take."""
+    communication may take. is_sliced: contributions are averaged in slices."""
 
     smallest_inner_steps: int = 8
     largest_inner_steps: int = 256
     codecs: tuple[str, ...] = (*LADDER, LOW_RANK)
     times_fewer: float = 0.0
     budget: float = BUDGET
+    is_sliced: bool = False
 
     def __post_init__(self) -> None:
         assert self.smallest_inner_steps <= self.largest_inner_steps, self
@@ -152,12 +154,11 @@ class Controller:
 
     def share(self, setting: Setting, *, link_factor: float = 1.0) -> float:
         """Communication over round time that setting would have, by the medians of the window."""
-        peers = self._peers()
         uplink = statistics.median(slow_link(each.uplinks_bps) for each in self._window)
         delay = statistics.median(each.delay_s for each in self._window)
         step = statistics.median(each.step_s for each in self._window)
         blob = self.bytes_of(setting.codec, setting.rank)
-        return (delay + 8 * blob * (peers - 1) / (uplink * link_factor)) / (setting.inner_steps * step)
+        return (delay + 8 * blob * self._copies(setting) / (uplink * link_factor)) / (setting.inner_steps * step)
 
     def _peers(self) -> int:
         """Contributors, by the median of the window. A peer that is alone plans for two: the next to come must not find contributions of
@@ -172,7 +173,10 @@ class Controller:
         """Bytes of a ring AllReduce of float32 gradients over what a peer sends, by the median of the window."""
         peers = self._peers()
         all_reduce = 2 * (peers - 1) / peers * self._raw_bytes * setting.inner_steps
-        return all_reduce / (self.bytes_of(setting.codec, setting.rank) * (peers - 1))
+        return all_reduce / (self.bytes_of(setting.codec, setting.rank) * self._copies(setting))
+
+    def _copies(self, setting: Setting) -> float:
+        return contributions_sent(self._peers(), setting.codec, is_sliced=self._limits.is_sliced)
 
     def excess(self, setting: Setting, *, link_factor: float = 1.0) -> float:
         """How much of what is allowed a setting takes, of time or of bytes: above 1 it should be left."""

@@ -6,7 +6,7 @@ One peer trains one stage on `work_s` of the whole model's time for a micro-batc
                              activations and gradients that a peer sends (and receives) / its line;
                              a micro-batch's way through all stages and back / micro-batches under way
     seconds of a round     = inner steps * micro-batches a step * seconds a micro-batch; no shorter than the exchange
-    seconds of an exchange = delay + contribution * (replicas - 1) / LINE_SHARE of what activations leave of the uplink
+    seconds of an exchange = delay + contribution * copies (sent.py) / LINE_SHARE of what activations leave of the uplink
 
 Codec, rank and inner steps are those that the run's own controller (controller.py) comes to on such lines. What the peers measure once
 they train takes the place of all of it.
@@ -21,9 +21,10 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.memory import StageSize
 from dilocox_peer.model.partition import Costs, cut_of, usual_window
-from dilocox_peer.peer.planning.adaptive_planner import controller_of
+from dilocox_peer.peer.planning.adaptive_planner import controller_of, is_sliced
 from dilocox_peer.peer.planning.controller import Measurement, Setting
 from dilocox_peer.peer.planning.plan import total_steps
+from dilocox_peer.peer.planning.sent import contributions_sent
 from dilocox_peer.peer.planning.upkeep import DAY_S, RoundPace, StageNeeds, disk, traffic_of_round
 from dilocox_peer.types import Layout
 
@@ -123,14 +124,15 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     left_bps = peers.uplink_bps * (1.0 - min(MOST_ACTIVATIONS, 8 * sent / peers.uplink_bps / micro_batch_s))
     delay_s = DELAY_S + 3 * peers.round_trip_s + CODING_S * layouts[largest].num_elements
     setting, blob = settled(manifest, layouts[largest], replicas, left_bps, step_s, delay_s)
-    exchange_s = delay_s + 8 * blob * (replicas - 1) / (LINE_SHARE * left_bps) if replicas > 1 else 0.0
+    copies = contributions_sent(replicas, setting.codec, is_sliced=is_sliced(manifest))
+    exchange_s = delay_s + 8 * blob * copies / (LINE_SHARE * left_bps) if replicas > 1 else 0.0
     micro_batches = setting.inner_steps * inner.accumulate
     pace = RoundPace(replicas, blob, micro_batches, setting.inner_steps * step_s, left_bps)
     needs = replace(each_needs[largest], sent_bytes=sent, received_bytes=received)
     sent_a_round, received_a_round = traffic_of_round(needs, pace)
     round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * sent_a_round / peers.uplink_bps)
     if least_s > 1.001 * round_s:
-        is_rounds = exchange_s == least_s or blob * (replicas - 1) > micro_batches * sent
+        is_rounds = exchange_s == least_s or blob * copies > micro_batches * sent
         binding, round_s = "rounds" if is_rounds else "activations", least_s
     if peers.memory_bytes is not None and needed > peers.memory_bytes:
         binding = "memory"
@@ -153,7 +155,7 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         sent_bytes_a_day=DAY_S / round_s * sent_a_round,
         received_bytes_a_day=DAY_S / round_s * received_a_round,
         duration_s=total_steps(manifest) / steps * round_s,
-        times_fewer=all_reduce / (blob * (replicas - 1)) if replicas > 1 else 0.0,
+        times_fewer=all_reduce / (blob * copies) if replicas > 1 else 0.0,
         needed_uplink_bps=8 * sent_a_round / (micro_batches * parts["compute"]),
         recomputes=recomputes,
         binding=binding,

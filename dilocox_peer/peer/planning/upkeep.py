@@ -7,8 +7,7 @@ the dashboard and the run's page: they differ in where the pace of rounds comes 
                           + messages to each other peer of the stage, and its part of the directory
     received in a round = the others' contributions and messages + activations and gradients + its part of the directory
 
-Averaged in slices, from four peers on: twice a contribution and a result, in either direction. What is passed on
-for others comes on top. What reads statuses loads this, so the model's libraries are loaded where a stage is looked at.
+In slices a contribution goes to fewer, and a result comes on top (sent.py). What is passed on for others comes on top. What reads statuses loads this, so the model's libraries are loaded where a stage is looked at.
 """
 
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Self
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import StageSize
 from dilocox_peer.peer.planning.disk import STATE_BYTES, disk_bytes
+from dilocox_peer.peer.planning.sent import contributions_sent
 
 DAY_S = 86400.0
 KEPT_SHARE = (
@@ -27,14 +27,12 @@ FOLLOW_SHARE = (
 )
 MESSAGE_BYTES = 8_000  # to one other peer in a round: offers, ballots, certificates, what is here, over TCP
 DIRECTORY_BYTES_A_S = 2_500  # announced, looked up and kept for others, in either direction; both as in the run of docs/images/dashboard.jsonl
-SLICED_FROM = 4  # peers
-SLICED_TIMES = 3  # contributions' bytes: to two averagers, and a result
 
 
 @dataclass(frozen=True, slots=True)
 class StageNeeds:
     """What a peer of a stage needs however the rounds go. memory_bytes: at most, of the machine. copied: parameters of the stage whose copy it keeps, 0: none. sent_bytes,
-    received_bytes: of a micro-batch's activations and gradients. is_sliced: contributions are averaged in slices."""
+    received_bytes: of a micro-batch's activations and gradients. codec: of contributions, at first. is_sliced: they are averaged in slices."""
 
     stage: int
     memory_bytes: int
@@ -43,6 +41,7 @@ class StageNeeds:
     copied: int
     sent_bytes: int
     received_bytes: int
+    codec: str
     is_sliced: bool
 
     @classmethod
@@ -63,6 +62,7 @@ class StageNeeds:
             copied=max(others, default=0),
             sent_bytes=sent,
             received_bytes=received,
+            codec=manifest.compression.codec,
             is_sliced=manifest.rounds.averaging == "slices",
         )
 
@@ -95,17 +95,15 @@ def upkeep(needs: StageNeeds, pace: RoundPace) -> Upkeep:
 def traffic_of_round(needs: StageNeeds, pace: RoundPace) -> tuple[float, float]:
     """(sent, received) by one peer, in bytes."""
     blob, others = pace.contribution_bytes, max(0.0, pace.peers - 1)
-    sent = received = blob * others
-    if needs.is_sliced and pace.peers >= SLICED_FROM:
-        sent = received = SLICED_TIMES * blob
+    exchanged = blob * contributions_sent(pace.peers, needs.codec, is_sliced=needs.is_sliced)
     # Nothing is held back of a stage that one peer trains alone, nor of a line whose width is not known.
     kept = blob + min(blob / FOLLOW_SHARE, STATE_BYTES * needs.parameters / max(1.0, pace.peers))
     if others and pace.line_bps:
         kept = min(kept, KEPT_SHARE * max(blob * others, pace.line_bps / 8 * pace.round_s))
     talk = talk_of_round(pace)
     return (
-        sent + kept + pace.micro_batches * needs.sent_bytes + talk,
-        received + pace.micro_batches * needs.received_bytes + talk,
+        exchanged + kept + pace.micro_batches * needs.sent_bytes + talk,
+        exchanged + pace.micro_batches * needs.received_bytes + talk,
     )
 
 

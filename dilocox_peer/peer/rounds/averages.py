@@ -19,7 +19,7 @@ from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, Sl
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Seat, send_all
-from dilocox_peer.peer.rounds.slices import averagers, ranked
+from dilocox_peer.peer.rounds.slices import averagers, ranked, supporters
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import (
@@ -357,7 +357,7 @@ class Slicing:
                     continue
                 base = b""
             batch.under_way.add(index)
-            actions.append(AverageSlice(inputs, index, batch.entries, base))
+            actions.append(AverageSlice(inputs, index, batch.entries, base, self._seat.place.plan.codec))
         return actions
 
     def _said_again(self, inputs: Digest, to: Iterable[PeerId]) -> list[Action]:
@@ -476,25 +476,25 @@ class Slicing:
                     continue
                 if not self._is_signed(peer, inputs, index, result.outcome, signature):
                     return f"a result of slice {index} that {peer} has not signed"
-            supporters = {peer for peer, _ in result.by} | {p for p, (o, _) in said.items() if o == result.outcome}
+            by = supporters(result, said)
             others: dict[SliceOutcome, int] = {}
             for peer, (outcome, _) in said.items():
-                if outcome != result.outcome and peer not in supporters:
+                if outcome != result.outcome and peer not in by:
                     others[outcome] = others.get(outcome, 0) + 1
-            if max(others.values(), default=0) >= len(supporters):
+            if max(others.values(), default=0) >= len(by):
                 return f"a result of slice {index} that as many contradict"
         return None
 
     def is_early(self, value: Value, now: float) -> bool:
-        """Whether it has results by members whose turn it is not: others that are here come before them, and have not said what they
-        came to. Later it is voted for all the same."""
+        """Whether it has results by members whose turn it is not: others that are here come before all but one of its supporters, and have
+        not said what they came to. Later it is voted for all the same."""
         if not value.results or now >= self.late_at + 2 * self.patience_s:
             return False
         batch = self._batches.get(inputs_of(value.entries))
         for index, result in enumerate(value.results):
-            by, order = {peer for peer, _ in result.by}, self._orders[index]
-            said = batch.said.get(index, {}).keys() if batch is not None else ()
-            before = order[: max(order.index(peer) for peer in by)]
+            order, said = self._orders[index], batch.said.get(index, {}) if batch is not None else {}
+            by = supporters(result, said)
+            before = order[: sorted(map(order.index, by))[min(VOUCHING, len(by)) - 1]]
             if any(peer not in by and peer not in said and self._may_average(peer, now) for peer in before):
                 return True
         return False

@@ -219,12 +219,14 @@ class FetchBlob:
 @dataclass(frozen=True, slots=True)
 class AverageSlice:
     """Average a slice of these contributions, all of whose slices of that number are held, with the residual named base (b"": none), which
-    is held; answered by SliceAveraged."""
+    is held; answered by SliceAveraged. codec: of contributions, by the newest plan: all that average here name the same, and the
+    mean is encoded by it, whatever its contributions are in."""
 
     inputs: Digest
     slice: int
     entries: tuple[Entry, ...]
     base: bytes
+    codec: str
 
 
 @dataclass(frozen=True, slots=True)

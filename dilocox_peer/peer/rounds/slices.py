@@ -7,12 +7,12 @@ a vote average nothing: in an open run newcomers cost nothing to make, and two o
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
 from dilocox_peer.types import PeerId, sha256
-from dilocox_peer.wire.chain import VOUCHING, Result, Value
+from dilocox_peer.wire.chain import VOUCHING, Result, SliceOutcome, Value
 
 ALL_TO_ALL = 3  # members up to which everybody takes everybody's whole contribution: no more bytes, and fewer steps
 SLOW = 4  # times slower than the median line: owns nothing, while enough others are there
@@ -95,3 +95,8 @@ def ranked(sharing: Sharing, roster: Collection[PeerId]) -> tuple[tuple[PeerId, 
 
 def _draw(index: int, peer: PeerId) -> bytes:
     return sha256(b"slice", index.to_bytes(2, "big"), peer.encode())
+
+
+def supporters(result: Result, said: Mapping[PeerId, tuple[SliceOutcome, bytes]]) -> set[PeerId]:
+    """Those that it names, and whoever has told us the same since: they do not know that another was passed over."""
+    return {peer for peer, _ in result.by} | {p for p, (outcome, _) in said.items() if outcome == result.outcome}

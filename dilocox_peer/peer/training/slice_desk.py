@@ -35,10 +35,9 @@ MAX_CHECKED = 1 << 14  # slices of tables whose norm is known to be what the tab
 class SliceDesk:
     """Of one stage. blobs: where tables, slices, results and residuals lie."""
 
-    def __init__(self, layout: Layout, count: int, *, codec: str, norm_clip: float, blobs: Shelf) -> None:
-        """layout: of the whole. codec: of contributions."""
+    def __init__(self, layout: Layout, count: int, *, norm_clip: float, blobs: Shelf) -> None:
+        """layout: of the whole."""
         self._cut = cut(layout, count)
-        self._codec_of = policy_named(RESULT_CODEC[codec])
         self._norm_clip = norm_clip
         self._blobs = blobs
         self._checked: OrderedDict[tuple[Digest, int], None] = OrderedDict()
@@ -83,7 +82,7 @@ class SliceDesk:
         try:
             residual = self._mapped(Digest(action.base)) if action.base else b""
             averaged = average_slice(
-                self._cut.slices[index], inputs, norm_clip=self._norm_clip, codec_of=self._codec_of, residual=residual,
+                self._cut.slices[index], inputs, norm_clip=self._norm_clip, codec_of=policy_named(RESULT_CODEC[action.codec]), residual=residual,
                 beacon=action.inputs,
             )  # fmt: skip
         except (KeyError, MalformedBlob):
