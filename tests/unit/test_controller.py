@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -90,6 +91,21 @@ def test_a_steady_link_settles_within_the_budget_and_stays(link_bps):
     trace.run(200, link_bps=link_bps)
     assert trace.num_changes == changes <= 6
     assert trace.share(link_bps=link_bps) <= BUDGET * TOLERANCE
+
+
+def test_in_slices_sixteen_peers_plan_as_if_they_were_four():
+    points = {}
+    for peers, is_sliced in ((4, False), (16, False), (4, True), (16, True)):
+        trace = Trace(limits=replace(DENSE, is_sliced=is_sliced), peers=peers, noise=0.0)
+        setting = trace.run(150, link_bps=10e6)
+        points[peers, is_sliced] = trace.controller.points(setting)
+        both = {"none": 3, "fp16": 3, "int8": 3, "int4": 3, "int2": 4, "sign": 4, "topk": 5}[setting.codec]
+        copies = both * (peers - 1) / peers if is_sliced else peers - 1
+        seconds = 0.3 + 8 * trace.controller.contribution_bytes(setting) * copies / 10e6
+        assert trace.controller.share(setting) == pytest.approx(seconds / (setting.inner_steps * 0.5))
+    assert points[16, False] > points[4, False] + 1
+    assert points[16, True] <= points[4, False] + 1
+    assert points[16, True] < points[16, False]
 
 
 def test_where_nothing_fits_it_sends_as_little_as_it_may():

@@ -72,7 +72,7 @@ def test_a_run_that_averages_all_to_all_is_the_run_it_was_before_there_were_slic
         assert Manifest.model_validate_json(manifest.to_bytes()) == manifest
 
 
-@pytest.mark.parametrize("compression", [{"codec": "int4"}, {"codec": "lowrank-int4", "adapt": "off"}])
+@pytest.mark.parametrize("compression", [{"codec": "int4", "adapt": "rank"}, {"codec": "lowrank-int4", "adapt": "off"}])
 def test_slices_are_refused_where_they_cannot_be(compression):
     with pytest.raises(ConfigError, match="slices"):
         preset("tiny", rounds={"averaging": "slices"}, compression=compression)

@@ -71,8 +71,10 @@ def test_on_a_narrow_line_who_keeps_the_run_gets_a_tenth():
 
 
 def test_in_slices_traffic_does_not_grow_with_the_peers():
-    sliced = replace(NEEDS, is_sliced=True)
-    assert of_work(sliced, replace(PACE, peers=16)) == of_work(sliced, PACE) == (6000, 3000)
+    sliced = replace(NEEDS, is_sliced=True, codec="int4")
+    assert of_work(sliced, PACE) == (3000 + 3 * 3 / 4 * 1000, 3 * 3 / 4 * 1000)
+    assert of_work(sliced, replace(PACE, peers=64))[1] == 3 * 63 / 64 * 1000
+    assert of_work(replace(sliced, codec="topk"), PACE)[1] == 5 * 3 / 4 * 1000, "its results are larger"
     assert of_work(sliced, replace(PACE, peers=3)) == of_work(NEEDS, replace(PACE, peers=3))
 
 
