@@ -68,6 +68,37 @@ def test_who_averages_a_slice_and_is_killed_in_mid_round_costs_a_detour_and_come
     asyncio.run(scenario())
 
 
+def test_on_narrow_lines_a_leaner_codec_is_planned_and_rounds_go_on_equal_to_the_bit():
+    async def scenario() -> None:
+        rounds = {
+            "total": 10_000, "inner_steps": 8, "max_inner_steps": 8, "start_peers": 4, "averaging": "slices", "slices": SLICES,
+        }  # fmt: skip
+        settings = preset("tiny", rounds=rounds, compression={"codec": "none", "adapt": "link"})
+        async with Watched(settings) as swarm:
+            await swarm.start_bootstrap("--no-keep")
+            labels = [f"peer{index}" for index in range(4)]
+            peers = [await swarm.start_peer(label, more=["--max-upload", "2"]) for label in labels]
+
+            def planned() -> list[str]:
+                return [each.value.plan.codec for each in _chain(swarm, "peer0") if each.value.results]
+
+            await swarm.until(lambda: swarm.round_of("peer0") >= 4, peers, LONG_S)
+            assert planned()[0] == "none"
+            await swarm.until(lambda: planned()[-1] != "none", peers, LONG_S)
+            reached = swarm.round_of("peer0")
+            await swarm.until(lambda: min(map(swarm.round_of, labels)) >= reached + 5, peers, LONG_S)
+            before, after = (
+                [each.value for each in _chain(swarm, "peer0") if each.value.results and each.value.plan.codec == codec]
+                for codec in ("none", planned()[-1])
+            )
+            largest = [max(result.size_bytes for result in values[-1].results) for values in (before, after)]
+            assert largest[1] < largest[0] / 2, "results are leaner too"
+            assert len(after[-1].entries) == 4, "all are counted"
+            assert all(len(each) == 1 for each in _digests(swarm, labels).values()), "equal to the bit"
+
+    asyncio.run(scenario())
+
+
 def _kept(swarm: Watched) -> int:
     return max((record["round"] for record in swarm.of("bootstrap", "RunKept")), default=0)
 
