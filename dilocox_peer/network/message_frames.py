@@ -23,6 +23,9 @@ _LENGTH = struct.Struct(">I")
 _SHORT = struct.Struct(">H")
 ANSWER_HEAD_BYTES: Final = _SHORT.size
 MAX_BATCH_BYTES: Final = MAX_MESSAGE_BYTES + MAX_BATCH * _LENGTH.size  # of messages with their lengths
+MAX_DEFLATED_BYTES: Final = (
+    68 * 1024
+)  # of messages with their lengths; what is larger goes as it is, and holds nobody up
 MOST_LONGER: Final = 1024  # bytes that what does not shrink grows by
 _PACKINGS: Final = frozenset(range(3))
 
@@ -80,6 +83,8 @@ def read_head(raw: bytes) -> BatchHead:
         raise ProtocolError(None, f"{count} messages at once, at most {MAX_BATCH}")
     if num_bytes > MAX_BATCH_BYTES:
         raise ProtocolError(None, f"messages of {num_bytes} bytes at once, at most {MAX_BATCH_BYTES}")
+    if packing != BatchPacking.NONE and num_bytes > MAX_DEFLATED_BYTES:
+        raise ProtocolError(None, f"deflated messages of {num_bytes} bytes at once, at most {MAX_DEFLATED_BYTES}")
     if num_packed != num_bytes if packing == BatchPacking.NONE else num_packed > num_bytes + MOST_LONGER:
         raise ProtocolError(None, f"messages of {num_bytes} bytes packed into {num_packed}")
     return BatchHead(BatchPacking(packing), count, num_bytes, num_packed)

@@ -8,9 +8,8 @@ flush, without its last four bytes, which are always the same, as in RFC 7692), 
 import zlib
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.network.message_frames import BatchHead, BatchPacking, pack_head, split_batch
+from dilocox_peer.network.message_frames import MAX_DEFLATED_BYTES, BatchHead, BatchPacking, pack_head, split_batch
 
-MAX_DEFLATED_BYTES = 68 * 1024  # of messages together; what is larger goes as it is, and holds nobody up
 WINDOW_BITS = 15  # 32 KiB: a proposal of many members still repeats in its certificate
 MEMORY_LEVEL = 7  # 200 kB a stream that sends, 40 kB one that reads
 _TAIL = b"\x00\x00\xff\xff"

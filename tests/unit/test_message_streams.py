@@ -16,6 +16,7 @@ from dilocox_peer.network.message_frames import (
     BATCH_BYTES,
     HEAD_BYTES,
     MAX_BATCH,
+    MAX_DEFLATED_BYTES,
     MAX_MESSAGE_BYTES,
     BatchHead,
     BatchPacking,
@@ -27,7 +28,7 @@ from dilocox_peer.network.message_frames import (
     split_answer,
     split_batch,
 )
-from dilocox_peer.network.message_packing import MAX_DEFLATED_BYTES, Packer, Unpacker
+from dilocox_peer.network.message_packing import Packer, Unpacker
 from dilocox_peer.network.message_streams import MAX_AWAITED, MAX_STREAMS_OF_STRANGERS, MessageIntake, MessageLines
 from dilocox_peer.types import PeerId
 
@@ -121,6 +122,7 @@ def test_what_does_not_inflate_is_refused(packed: bytes) -> None:
         (b"\x01\x21" + bytes(8), "33 messages"),
         (b"\x01\x01\xff\xff\xff\xff" + bytes(4), "4294967295 bytes"),
         (b"\x03\x01" + bytes(8), "in way 3"),
+        (b"\x01\x01" + b"\0\1\x10\1" + bytes(4), "deflated messages of 69633 bytes"),
         (b"\x00\x01" + b"\0\0\0\x05" + b"\0\0\0\x04", "of 5 bytes packed into 4"),
         (b"\x01\x01" + b"\0\0\0\x05" + b"\0\0\x04\x06", "of 5 bytes packed into 1030"),
     ],
