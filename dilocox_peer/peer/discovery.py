@@ -5,6 +5,7 @@ tell how many there are.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +33,7 @@ KEPT_ADDRESSES = 2  # of each peer, for the next start
 
 
 class Discovery:
-    """`run` looks every second at first, then every minute or two, many of a stage up to three times as seldom, and at once when `look_now` is
+    """`run` looks every second at first, then every minute or two, where many are of a stage more seldom, and at once when `look_now` is
     set."""
 
     def __init__(
@@ -97,8 +98,9 @@ class Discovery:
                     await self._pass_on_word()
             looks += 1
             self._look_now.clear()
-            usual_s = LOOK_S * stretch(len(self.seen.get(self._stage, ()))) * self._rng.uniform(1.0, 2.0)
-            pause_s = FIRST_LOOK_S if looks < FIRST_LOOKS else usual_s
+            pause_s = (
+                FIRST_LOOK_S if looks < FIRST_LOOKS else usual_pause_s(len(self.seen.get(self._stage, ())), self._rng)
+            )
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._look_now.wait()
@@ -152,6 +154,12 @@ class Discovery:
     def _tell_swarm(self, seen: Mapping[int, Sequence[Lease]]) -> None:
         paths = {**dict.fromkeys(self._rounds.passed_on, "passed on"), **self._reaching.paths}
         self._listener(_swarm_seen(seen, self._me, self._stage, paths))
+
+
+def usual_pause_s(num_peers: int, rng: random.Random) -> float:
+    """Between two looks of one of so many peers of a stage. With the root of their number: the more there are the less the directory
+    is asked by each, and one of them looks while the owner's word can still be written again before it is forgotten (REWRITE_S)."""
+    return LOOK_S * math.sqrt(stretch(num_peers)) * rng.uniform(1.0, 2.0)
 
 
 def to_remember(leases: Mapping[int, Sequence[Lease]], own: int) -> list[Lease]:
