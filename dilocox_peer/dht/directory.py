@@ -79,8 +79,10 @@ class Directory:
         initial_peers: tuple[str, ...],
         validator: RecordValidator,
         clock: Callable[[], float],
+        forget_nearest: Callable[[Any], None],
     ) -> None:
         self.validator = validator
+        self._forget_nearest = forget_nearest
         self._gate: Gate | None = None
         self.node = node
         self.transport = transport
@@ -142,7 +144,7 @@ class Directory:
             ) from None
         bound_node(node, str(key.peer_id))
         _keep_store_answers(node)
-        remember_nearest(node)
+        forget_nearest = remember_nearest(node)
         return cls(
             node=node,
             transport=transport,
@@ -151,6 +153,7 @@ class Directory:
             initial_peers=known,
             clock=clock,
             validator=validator,
+            forget_nearest=forget_nearest,
         )
 
     async def close(self, timeout_s: float = 1.0) -> None:
@@ -344,6 +347,8 @@ class Directory:
 
     async def store(self, key: str, raw: bytes, expires_s: float, timeout_s: float) -> bool:
         """Whether another node took the record; alone, whether we did."""
+        from hivemind.dht.routing import DHTID
+
         self._check_up()
         answers: list[bool] = []
         token = _store_answers.set(answers)
@@ -354,6 +359,8 @@ class Directory:
             raise RunUnreachable(f"the directory took no record within {timeout_s:g} s{_RETRY_LATER}") from None
         finally:
             _store_answers.reset(token)
+        if not any(answers):
+            self._forget_nearest(DHTID.generate(source=key))
         return any(answers) if answers else last
 
     async def _get(

@@ -26,9 +26,10 @@ class _Nearest:
     found_at: float
 
 
-def remember_nearest(node: Any, clock: Callable[[], float] = time.monotonic) -> None:
+def remember_nearest(node: Any, clock: Callable[[], float] = time.monotonic) -> Callable[[Any], None]:
     """node: a DHTNode. Makes it store under a key at the nodes that were nearest LOOKED_UP_S ago or less, unless the nearest it knows by
-    itself, which those that do not answer drop out of, are others now. One that does not answer is left out for the next, as after a lookup."""
+    itself, which those that do not answer drop out of, are others now. One that does not answer is left out for the next, as after a lookup. Gives back
+    what forgets the nodes of a key: after a store that none of them took."""
     looked_up = node.find_nearest_nodes
     known: OrderedDict[Any, _Nearest] = OrderedDict()
 
@@ -61,4 +62,8 @@ def remember_nearest(node: Any, clock: Callable[[], float] = time.monotonic) -> 
         found: dict[Any, dict[Any, Any]] = await looked_up(queries, *args, found_callback=on_found, **kwargs)
         return found
 
+    def forget(key: Any) -> None:
+        known.pop(key, None)
+
     node.find_nearest_nodes = find
+    return forget

@@ -14,7 +14,7 @@ CHUNK_S, LEAST_CHUNK_S = 0.01, 0.002  # of the line, that a chunk takes: others 
 
 
 class Bandwidth:
-    """bytes_sent, bytes_received: messages and bodies so far. uplink: how fast bodies leave."""
+    """bytes_sent, bytes_received: messages, deflated, and bodies so far. uplink: how fast bodies leave."""
 
     def __init__(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
         """None: no limit, until there is another word about uploads by `set_upload`."""

@@ -108,6 +108,7 @@ class _MessageLine:
 
     def _end(self) -> None:
         self.is_over = True
+        self._packer.forget()
         self._answered.set()
         self._writer.transport.abort()
         while self._awaited:
@@ -228,12 +229,14 @@ class MessageIntake:
         take: TakeMessage,
         is_stranger: Callable[[PeerId], bool],
         on_malformed: Callable[[PeerId, bool], None],
+        on_bytes: Callable[[int], None],
     ) -> None:
-        """on_malformed: told of who sent what cannot be read, and whether for its size."""
+        """on_malformed: told of who sent what cannot be read, and whether for its size. on_bytes: of each batch, as it came."""
         self._admit = admit
         self._take = take
         self._is_stranger = is_stranger
         self._on_malformed = on_malformed
+        self._on_bytes = on_bytes
         self._streams: list[_Stream] = []
         self._large = {False: asyncio.Semaphore(LARGE_AT_ONCE), True: asyncio.Semaphore(LARGE_AT_ONCE)}
         self._is_over = False
@@ -298,6 +301,7 @@ class MessageIntake:
                 body = await reader.readexactly(head.num_packed)
         else:
             body = await reader.readexactly(head.num_packed)
+        self._on_bytes(HEAD_BYTES + head.num_packed)
         try:
             messages = unpacker.unpack(head, body)
         except ProtocolError:

@@ -41,7 +41,9 @@ class Messages:
         self._refusal = refusal
         self._on_heard = on_heard
         self._lines = MessageLines(self._open)
-        self._intake = MessageIntake(self._admitted, self._taken, doors.keeper.is_stranger, self._on_unreadable)
+        self._intake = MessageIntake(
+            self._admitted, self._taken, doors.keeper.is_stranger, self._on_unreadable, self._came
+        )
         self._is_over = False
         self.bytes_sent = 0  # as they went, of what was answered
 
@@ -64,7 +66,7 @@ class Messages:
             await self._daemon.check(peer)  # the streams of our own killed p2pd end just like the peer's
             raise self._daemon.unavailable(peer, type(error), error.reason) from None
         self.bytes_sent += num_bytes
-        self._bandwidth.bytes_sent += sum(len(raw) for raw, reason in zip(messages, reasons, strict=True) if not reason)
+        self._bandwidth.bytes_sent += num_bytes
         return reasons
 
     def on_paths_changed(self, peers: Sequence[PeerId]) -> None:
@@ -80,6 +82,9 @@ class Messages:
         else:
             await self._intake.on_stream(peer, reader, writer)
 
+    def _came(self, num_bytes: int) -> None:
+        self._bandwidth.bytes_received += num_bytes
+
     def _admitted(self, peer: PeerId, count: int, num_bytes: int) -> str | None:
         if (reason := self._doors.message(peer, count, num_bytes)) is not None:
             return reason
@@ -89,7 +94,6 @@ class Messages:
 
     def _taken(self, peer: PeerId, raw: bytes) -> str:
         assert self.handler is not None
-        self._bandwidth.bytes_received += len(raw)
         self._on_heard(peer)
         try:
             self.handler(peer, raw)

@@ -28,7 +28,7 @@ from dilocox_peer.wire.checkpoints import Checkpoint
 
 FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
 FAR_EVERY = 10  # of the first looks, one reads the stages that are no neighbours of ours too: for the screen
-REWRITE_S = 75.0  # left of the owner's word, out of 120
+REWRITE_S = 95.0  # left of the owner's word, out of 120
 KEPT_ADDRESSES = 2  # of each peer, for the next start
 
 
@@ -98,12 +98,14 @@ class Discovery:
                     await self._pass_on_word()
             looks += 1
             self._look_now.clear()
-            pause_s = (
-                FIRST_LOOK_S if looks < FIRST_LOOKS else usual_pause_s(len(self.seen.get(self._stage, ())), self._rng)
-            )
+            pause_s = FIRST_LOOK_S if looks < FIRST_LOOKS else usual_pause_s(self._num_seen(), self._rng)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._look_now.wait()
+
+    def _num_seen(self) -> int:
+        """Of our stage. In a run that is not open each looks for revocations as often as if it were alone: nobody tells another of them."""
+        return len(self.seen.get(self._stage, ())) if self._look_at_admission is None else 1
 
     async def _pass_on_word(self) -> None:
         """Reads the owner's newest checkpoint, and writes the one we know before it is forgotten: it outlives the bootstrap."""

@@ -22,7 +22,7 @@ from dilocox_peer.wire.directives import Directive
 LOOK_S = 20.0  # between two looks into the directory, of all peers of a stage together: they tell each other at once
 MOST_LOOKED_S = 180.0  # between two of one peer, which also writes what is about to be forgotten there
 STEER_S = 0.5
-REWRITE_S = 75.0  # left of the record in the directory, out of 120
+REWRITE_S = 95.0  # left of the record in the directory, out of 120
 FIRST_LOOK_S = 5.0
 OWNER = "owner"  # as a holder of training (pauses.py)
 

@@ -22,7 +22,9 @@ from dilocox_peer.wire.records import KEEPERS
 ASK_EVERY_S = 3.0
 ASKS_A_LOOK = 8  # at most, of which there is one a second: larger swarms are gone round more slowly
 HEARD_EVERY_S = 2.0  # one of those that are heard anyway, so that what a peer asks does not grow with the swarm
-MOST_SELDOM = 2.0  # times as long, where we hear many of our stage
+MOST_SELDOM = (
+    2.0  # times as long, where we hear many of our stage; a bootstrap, which all ask, is asked more seldom by many too
+)
 SILENT_S = 5.5  # without a sign of life, an unanswered question among it
 REMEMBERED_S = 30.0  # that the directory has not, after its last sign of life
 UNANSWERED_S = 2.5  # a question that is out for so long
@@ -197,38 +199,29 @@ class SwarmHealth:
     def to_ask(self, now: float, most: int = ASKS_A_LOOK) -> list[PeerId]:
         """Whom to ask how it is: those that are not heard first, then those that were asked longest ago. Each is followed by
         `asked`."""
+        of_ours = (each for each in self._known.values() if each.stage == self.stage and each.peer != self.me)
+        many = stretch(1 + sum(now - each.heard_at <= REMEMBERED_S for each in of_ours))
         due = [
             each
             for each in self._known.values()
             if each.peer != self.me
             and (each.is_listed or now - each.heard_at <= REMEMBERED_S)
             and not each.is_asked
-            and now - each.asked_at >= self._ask_every_s(each.peer)
+            and now - each.asked_at >= ASK_EVERY_S * (many if each.peer in self.bootstraps else 1.0)
         ]
         due.sort(key=lambda each: (each.asked_at, each.peer))
-        quiet_s = self._quiet_s()
-        unheard = [each.peer for each in due if now - each.heard_at > quiet_s][:most]
-        heard = [each.peer for each in due if now - each.heard_at <= quiet_s]
-        if not heard or len(unheard) == most or now - self._asked_heard_at < self._heard_every_s():
+        quiet = {each.peer for each in due if now - each.heard_at > self._quiet_s(each, many)}
+        unheard = [each.peer for each in due if each.peer in quiet][:most]
+        heard = [each.peer for each in due if each.peer not in quiet]
+        if not heard or len(unheard) == most or now - self._asked_heard_at < HEARD_EVERY_S * min(many, MOST_SELDOM):
             return unheard
         self._asked_heard_at = now
         return [*unheard, heard[0]]
 
-    def _quiet_s(self) -> float:
-        """Without a sign of life, before a peer is asked whether it is there: two heartbeats of our stage, which say them the more seldom
-        the more they are."""
-        return max(ASK_EVERY_S, 2 * stretch(self._num_members()))
-
-    def _ask_every_s(self, peer: PeerId) -> float:
-        """A bootstrap, which says nothing of itself, is asked by all; by many the more seldom."""
-        return ASK_EVERY_S * (stretch(self._num_members()) if peer in self.bootstraps else 1.0)
-
-    def _heard_every_s(self) -> float:
-        return HEARD_EVERY_S * min(stretch(self._num_members()), MOST_SELDOM)
-
-    def _num_members(self) -> int:
-        """Of our stage, as far as the directory says."""
-        return sum(each.stage == self.stage and each.is_listed for each in self._known.values())
+    def _quiet_s(self, known: Known, many: float) -> float:
+        """Without a sign of life, before it is asked whether it is there: two heartbeats of our stage, which say them the more seldom
+        the more they are (many). Others say none."""
+        return max(ASK_EVERY_S, 2 * many) if known.stage == self.stage else ASK_EVERY_S
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where it is dialled, as far as its lease says."""

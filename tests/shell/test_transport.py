@@ -59,8 +59,8 @@ async def test_two_transports_exchange_messages(make_transport: MakeTransport) -
     await server.send(client.peer_id, bytes(MAX_MESSAGE_BYTES), 30)
 
     assert got == [(client.peer_id, b"there"), (server.peer_id, bytes(MAX_MESSAGE_BYTES))]
-    assert client.bandwidth.bytes_sent == server.bandwidth.bytes_received == 5
-    assert server.bandwidth.bytes_sent == client.bandwidth.bytes_received == MAX_MESSAGE_BYTES
+    assert 5 < client.bandwidth.bytes_sent == server.bandwidth.bytes_received < 50
+    assert MAX_MESSAGE_BYTES < server.bandwidth.bytes_sent == client.bandwidth.bytes_received < MAX_MESSAGE_BYTES + 50
 
 
 async def test_a_transport_has_the_address_and_the_peer_id_of_its_key(make_transport: MakeTransport) -> None:

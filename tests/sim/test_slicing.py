@@ -1,11 +1,12 @@
 """Averaging in slices holds its promises under faults: seeds, planted faults, and owner and deputy killed at each step."""
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from dilocox_peer.peer.rounds.contract import Action, AverageSlice, FetchBlob, Send
+from dilocox_peer.peer.rounds.contract import Action, AverageSlice, FetchBlob, RoundProgress, Send
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.slices import ranked
 from dilocox_peer.types import PeerId
@@ -209,6 +210,33 @@ def test_no_round_goes_without_contributions_where_averaging_is_slow() -> None:
     counted = [len(each.value.entries) for each in chain if each.value.kind == "round"]
     assert len(counted) >= 10
     assert min(counted) > 0, counted
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_member_that_pauses_lets_nobody_wait_for_what_it_has_not_offered(seed: int) -> None:
+    """What is gathered was told when everybody had offered, or late: the one that paused never did."""
+    world = World(seed, 6)
+    world.be_sliced(4)
+    world.start_peers = 6
+    world.network = Network(latency_s=0.02, spread_s=0.05, blob_s=0.3)
+    for node in world.nodes.values():
+        node.slowness = 1.0
+        world.at(world.rng.random(), starter(world, node))
+    world.run(60.0)
+    pausing = world.nodes[sorted(world.nodes)[3]]
+    pausing.train_on = lambda: None  # type: ignore[method-assign]
+    pausing.feed(RoundProgress(0, paused=True))
+    begun: dict[int, float] = {}
+    took: list[float] = []
+    while world.now < 240.0:
+        world.run(world.now + 0.1)
+        rounds = _rounds(world)
+        if any(node.machine is not None and node.machine.has_offered for node in world.up()):
+            begun.setdefault(max(rounds), world.now)
+        if max(rounds) - 1 in begun:
+            took.append(world.now - begun.pop(max(rounds) - 1))
+    assert len(took) >= 8
+    assert statistics.median(took) < 7.0, "8 and 10 s where it is waited for"
 
 
 def _rounds(world: World) -> list[int]:

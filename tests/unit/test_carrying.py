@@ -1,6 +1,6 @@
 """Tables that go out beside the offers that name them."""
 
-from dilocox_peer.peer.rounds.carrying import MAX_KEPT, Carrying
+from dilocox_peer.peer.rounds.carrying import MAX_SENDERS, Carrying
 from dilocox_peer.peer.rounds.contract import Closed
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Entry
@@ -37,11 +37,15 @@ def test_what_is_too_large_is_fetched() -> None:
 
 def test_what_came_is_taken_by_its_name_once_and_is_bounded() -> None:
     carrying = Carrying()
-    carrying.came(b"table")
+    carrying.came(ME, b"table")
     assert carrying.take(sha256(b"another")) is None
     assert carrying.take(sha256(b"table")) == b"table"
     assert carrying.take(sha256(b"table")) is None
-    for number in range(MAX_KEPT + 1):
-        carrying.came(b"%d" % number)
-    assert carrying.take(sha256(b"0")) is None
-    assert carrying.take(sha256(b"1")) == b"1"
+    for number in range(100):
+        carrying.came(ME, b"%d" % number)
+    carrying.came(PeerId("other"), b"other")
+    assert [carrying.take(sha256(b"%d" % number)) for number in (97, 98, 99)] == [None, b"98", b"99"]
+    for number in range(MAX_SENDERS):
+        carrying.came(PeerId(f"p{number}"), b"of %d" % number)
+    assert carrying.take(sha256(b"other")) is None
+    assert carrying.take(sha256(b"of 0")) == b"of 0"

@@ -24,6 +24,7 @@ from dilocox_peer.peer.rounds.contract import (
     BlobMissing,
     BlobPart,
     BlobRefused,
+    Closed,
     FetchBlob,
     ForgetBlobs,
     PeerRefused,
@@ -40,7 +41,17 @@ from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Entry
-from dilocox_peer.wire.rounds import MAX_LOCATOR, GetChain, Leave, Passed, encode_message
+from dilocox_peer.wire.rounds import (
+    MAX_LOCATOR,
+    Carried,
+    GetChain,
+    Leave,
+    Message,
+    Offer,
+    Passed,
+    decode_message,
+    encode_message,
+)
 
 NOTHING = cast("Any", None)
 
@@ -336,6 +347,55 @@ async def test_small_slices_of_a_bundle_are_checked_and_kept_each_for_itself(tmp
         sha256(bad): BlobRefused(sha256(bad), "it does not decode"), sha256(unknown): BlobMissing(sha256(unknown)),
     }  # fmt: skip
     assert blobs.held == {sha256(here), sha256(good)}
+
+
+async def test_a_table_comes_beside_its_offer_and_is_not_fetched(tmp_path: Path) -> None:
+    loop, table, sent, done = asyncio.get_running_loop(), b"a table", list[Message](), list[Any]()
+    author, stranger, part = PeerId("author"), PeerId("stranger"), BlobPart("table")
+    offer = Offer(0, sha256(b"head"), 1, Entry(author, 1, sha256(table), 10, 1))
+    has_come = asyncio.Event()
+
+    async def send_all(_peer: PeerId, messages: Sequence[bytes], _timeout_s: float) -> list[str]:
+        sent.extend(decode_message(raw, author) for raw in messages)
+        return [""] * len(messages)
+
+    async def fetch(*_arguments: Any, **_options: Any) -> Any:
+        raise PeerGone(author, "nothing is fetched here")
+
+    def handle(happened: Any, _now: float, *, more: bool) -> list[Any]:
+        match happened:
+            case Closed():
+                return [Send(PeerId("other"), offer)]
+            case Received(sender, Offer()):
+                return [FetchBlob(sha256(table), (sender,), 10.0, False, part)]
+            case BlobHeld() | BlobMissing():
+                done.append(happened)
+                has_come.set()
+        return []
+
+    machine = SimpleNamespace(handle=handle, deadline=lambda: loop.time() + 60.0, roster=(author,))
+    transport = SimpleNamespace(send_all=send_all, fetch=fetch, why_out=lambda _peer: None)
+    with ThreadPoolExecutor(1) as disk:
+        driver = RoundDriver(
+            cast("Any", machine), transport=cast("Any", transport), blobs=Shelf(tmp_path), journal=NOTHING, disk=disk,
+            check_blob=NOTHING, max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=lambda: None,
+            listener=lambda _event: None,
+            slices=cast("Any", SimpleNamespace(max_bytes=lambda _part: 1000, check=lambda _view, _part: ())),
+        )  # fmt: skip
+        running = asyncio.create_task(driver.run())
+        async with asyncio.timeout(10):
+            driver.post(Closed(offer.head, offer.entry, (sha256(b"slice"),), table))
+            await driver.drained()
+            assert sent == [Carried(0, offer.head, 1, table), offer]
+            for sender in (stranger, author):  # a stranger's is not kept
+                driver.receive(sender, encode_message(sent[0]))
+                driver.receive(sender, encode_message(offer))
+                await has_come.wait()
+                has_come.clear()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+    assert done == [BlobMissing(sha256(table)), BlobHeld(sha256(table), len(table))]
 
 
 async def test_a_contribution_that_is_none_is_refused_and_nothing_of_it_stays(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dilocox_peer.dht.records import MAX_TTL_S
 from dilocox_peer.peer.discovery import REWRITE_S, usual_pause_s
 
 
-@pytest.mark.parametrize("num_peers", [1, 2, 3, 4, 6, 8, 12, 16, 32, 64])
+@pytest.mark.parametrize("num_peers", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32, 64])
 def test_the_owner_s_word_is_written_again_in_time_by_one_of_those_who_look(num_peers: int) -> None:
     rng = random.Random(num_peers)
     looks = [usual_pause_s(num_peers, rng) for _ in range(num_peers)]

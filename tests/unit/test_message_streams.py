@@ -155,6 +155,7 @@ class Ends:
             self.take,
             lambda _peer: self.strangers,
             lambda _peer, is_oversize: self.blamed.append(is_oversize),
+            lambda num_bytes: None,
         )
         self.lines = MessageLines(self.open)
         self.tasks: set[asyncio.Task[None]] = set()

@@ -128,7 +128,7 @@ class Arrivals:
         self.offers_due = now + self._seat.pace.offer_wait_s
         self._blobs_due = now + self._seat.pace.exchange_wait_s
         if self._slicing is not None:
-            self._slicing.late_at = self._blobs_due
+            self._slicing.offers_due, self._slicing.late_at = self.offers_due, self._blobs_due
 
     def since_end(self, now: float) -> float:
         """Seconds, 0 while the round goes on."""

@@ -69,8 +69,7 @@ class Slicing:
         self._batches: dict[Digest, _Named] = {}
         self._current: Digest | None = None
         self._named: dict[PeerId, int] = {}
-        self._told_at, self._num_told = now, 0
-        self._asked_at = now
+        self._told_at, self._asked_at, self._num_told = now, now, 0
         self._drawn_at: tuple[float, int] = (now, -1)
         self._drawn: dict[int, list[PeerId]] = {}
         self._everyone_drawn: set[PeerId] = set()
@@ -78,7 +77,7 @@ class Slicing:
         self._may: dict[PeerId, bool] = {}
         self._own_drawn: list[int] | None = None
         self._num_heard = 0
-        self.late_at = FOREVER  # contributions on their way are waited for no longer
+        self.offers_due = self.late_at = FOREVER  # offers, and contributions on their way, are waited for no longer
 
     # ---- whose slices they are ----
 
@@ -277,8 +276,9 @@ class Slicing:
         for entry in entries.values():
             actions += self._want_slices(entry, own, now)
         gathered = frozenset(table for table in entries if self._is_gathered(table, own))
-        waited = self._seat.owner.conduct.waited_for(self._seat.place.roster)
-        is_all = gathered == entries.keys() and waited <= {entry.peer for entry in entries.values()}
+        waited = self._seat.owner.conduct.waited_for(self._seat.place.roster) - {each.peer for each in entries.values()}
+        is_awaited = now < self.offers_due and any(self._members.may_offer(peer, now) for peer in waited)
+        is_all = gathered == entries.keys() and not is_awaited
         actions += self._say_gathered(gathered, is_all, now)
         if batch is not None and self._current is not None:
             actions += self._average(self._current, batch, own, now)

@@ -6,11 +6,12 @@ A member that has not got one, as its message was lost or the table is too large
 from collections import OrderedDict
 
 from dilocox_peer.peer.rounds.contract import Closed
-from dilocox_peer.types import Digest, sha256
+from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import MAX_ROSTER
 from dilocox_peer.wire.rounds import MAX_CARRIED_BYTES, Carried, Message, Offer
 
-MAX_KEPT = 2 * MAX_ROSTER  # of others: those of a round, and some more
+KEPT_OF_EACH = 2  # newest: of a round and the next
+MAX_SENDERS = MAX_ROSTER
 
 
 class Carrying:
@@ -18,7 +19,7 @@ class Carrying:
 
     def __init__(self) -> None:
         self._own: tuple[Digest, bytes] | None = None
-        self._came: OrderedDict[Digest, bytes] = OrderedDict()
+        self._came: OrderedDict[PeerId, OrderedDict[Digest, bytes]] = OrderedDict()
 
     def closed(self, closed: Closed) -> None:
         """Our own contribution."""
@@ -31,12 +32,17 @@ class Carrying:
             return None
         return Carried(message.stage, message.head, message.view, self._own[1])
 
-    def came(self, raw: bytes) -> None:
-        """From another; whatever it is."""
-        self._came[sha256(raw)] = raw
-        while len(self._came) > MAX_KEPT:
+    def came(self, sender: PeerId, raw: bytes) -> None:
+        """From a member of the roster; whatever it is."""
+        of_sender = self._came.setdefault(sender, OrderedDict())
+        self._came.move_to_end(sender)
+        of_sender[sha256(raw)] = raw
+        while len(of_sender) > KEPT_OF_EACH:
+            of_sender.popitem(last=False)
+        while len(self._came) > MAX_SENDERS:
             self._came.popitem(last=False)
 
     def take(self, name: Digest) -> bytes | None:
         """What has come of that name, once."""
-        return self._came.pop(name, None)
+        found = (of_sender.pop(name) for of_sender in self._came.values() if name in of_sender)
+        return next(found, None)

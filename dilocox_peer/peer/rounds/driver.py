@@ -154,7 +154,8 @@ class RoundDriver:
         ):
             return  # put out of the run: nobody speaks for it, or to it
         if isinstance(message, Carried):
-            self._carrying.came(message.raw)
+            if sender in self.machine.roster:
+                self._carrying.came(sender, message.raw)
             return
         received = Received(sender, message)
         if self._put(received):
