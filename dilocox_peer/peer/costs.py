@@ -39,6 +39,7 @@ class CostsTold:
             contribution_bytes=self.closed.blob_bytes,
             micro_batches=self.closed.micro_batches,
             round_s=(newest[-1].at_s - newest[0].at_s) / (len(newest) - 1),
+            codec=newest[-1].codec,
         )
         return upkeep(StageNeeds(**{each.name: getattr(needs, each.name) for each in fields(StageNeeds)}), pace)
 

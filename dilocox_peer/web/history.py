@@ -124,7 +124,7 @@ class StageHistory:
             return None
         last = self.rounds[-1]
         each_does = micro_batches_per_s / rounds_per_s / last.contributors
-        return RoundPace(last.contributors, last.contribution_bytes, each_does, 1 / rounds_per_s)
+        return RoundPace(last.contributors, last.contribution_bytes, each_does, 1 / rounds_per_s, codec=last.codec)
 
     @property
     def counted(self) -> tuple[int, int]:

@@ -74,6 +74,7 @@ def test_in_slices_traffic_does_not_grow_with_the_peers():
     sliced = replace(NEEDS, is_sliced=True, codec="int4")
     assert of_work(sliced, PACE) == (3000 + 3 * 3 / 4 * 1000, 3 * 3 / 4 * 1000)
     assert of_work(sliced, replace(PACE, peers=64))[1] == 3 * 63 / 64 * 1000
+    assert of_work(sliced, replace(PACE, codec="topk")) == of_work(replace(sliced, codec="topk"), PACE)
     assert of_work(replace(sliced, codec="topk"), PACE)[1] == 5 * 3 / 4 * 1000, "its results are larger"
     assert of_work(sliced, replace(PACE, peers=3)) == of_work(NEEDS, replace(PACE, peers=3))
 

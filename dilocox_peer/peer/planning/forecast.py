@@ -127,8 +127,8 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     copies = contributions_sent(replicas, setting.codec, is_sliced=is_sliced(manifest))
     exchange_s = delay_s + 8 * blob * copies / (LINE_SHARE * left_bps) if replicas > 1 else 0.0
     micro_batches = setting.inner_steps * inner.accumulate
-    pace = RoundPace(replicas, blob, micro_batches, setting.inner_steps * step_s, left_bps)
-    needs = replace(each_needs[largest], sent_bytes=sent, received_bytes=received, codec=setting.codec)
+    pace = RoundPace(replicas, blob, micro_batches, setting.inner_steps * step_s, left_bps, setting.codec)
+    needs = replace(each_needs[largest], sent_bytes=sent, received_bytes=received)
     sent_a_round, received_a_round = traffic_of_round(needs, pace)
     round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * sent_a_round / peers.uplink_bps)
     if least_s > 1.001 * round_s:

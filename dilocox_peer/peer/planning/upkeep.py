@@ -70,13 +70,14 @@ class StageNeeds:
 @dataclass(frozen=True, slots=True)
 class RoundPace:
     """How a stage's rounds go. peers: that contribute, this one among them. contribution_bytes: of one. micro_batches: of one peer in a
-    round. line_bps: that a peer's contributions have; 0: not known, as if it were wide."""
+    round. line_bps: that a peer's contributions have; 0: not known, as if it were wide. codec: of contributions; empty: the run's first."""
 
     peers: float
     contribution_bytes: float
     micro_batches: float
     round_s: float
     line_bps: float = 0.0
+    codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def upkeep(needs: StageNeeds, pace: RoundPace) -> Upkeep:
 def traffic_of_round(needs: StageNeeds, pace: RoundPace) -> tuple[float, float]:
     """(sent, received) by one peer, in bytes."""
     blob, others = pace.contribution_bytes, max(0.0, pace.peers - 1)
-    exchanged = blob * contributions_sent(pace.peers, needs.codec, is_sliced=needs.is_sliced)
+    exchanged = blob * contributions_sent(pace.peers, pace.codec or needs.codec, is_sliced=needs.is_sliced)
     # Nothing is held back of a stage that one peer trains alone, nor of a line whose width is not known.
     kept = blob + min(blob / FOLLOW_SHARE, STATE_BYTES * needs.parameters / max(1.0, pace.peers))
     if others and pace.line_bps:
