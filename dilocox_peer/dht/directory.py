@@ -79,7 +79,7 @@ class Directory:
         initial_peers: tuple[str, ...],
         validator: RecordValidator,
         clock: Callable[[], float],
-        forget_nearest: Callable[[Any], None],
+        forget_nearest: Callable[[Any], None] = lambda _key: None,
     ) -> None:
         self.validator = validator
         self._forget_nearest = forget_nearest
