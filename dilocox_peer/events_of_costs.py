@@ -20,7 +20,7 @@ class NeedsReckoned(Event):
     sent_bytes: int
     received_bytes: int
     is_sliced: bool
-    codec: str = "int4"
+    codec: str = "int4"  # of logs in which it was not told
 
     def line(self) -> str:
         return (

@@ -260,6 +260,11 @@ class RoundsSection(_Section):
         description="outer rounds between two checkpoints that the owner's key signs; nobody goes back further without one",
     )
 
+    @property
+    def num_slices(self) -> int:
+        """In which contributions are averaged; 0: all to all."""
+        return self.slices if self.averaging == "slices" else 0
+
 
 class CompressionSection(_Section):
     codec: Literal["none", "fp16", "int8", "int4", "int2", "sign", "topk", "lowrank-int4"] = Field(
@@ -406,9 +411,7 @@ class Manifest(_Section):
             )
         if stages.blocks and (len(stages.blocks) != stages.count or sum(stages.blocks) != layers):
             raise ValueError(f"stages.blocks {list(stages.blocks)} must be {stages.count} numbers that sum to {layers}")
-        if self.rounds.averaging == "slices" and (
-            self.compression.adapt == "rank" or self.compression.codec == "lowrank-int4"
-        ):
+        if self.rounds.num_slices and (self.compression.adapt == "rank" or self.compression.codec == "lowrank-int4"):
             raise ValueError(
                 'rounds.averaging "slices" needs compression.adapt "link" or "off", and another codec than lowrank-int4'
             )
@@ -428,7 +431,7 @@ class Manifest(_Section):
 
     @property
     def _unused(self) -> dict[str, Any]:
-        return {} if self.rounds.averaging == "slices" else {"rounds": {"averaging", "slices"}}
+        return {} if self.rounds.num_slices else {"rounds": {"averaging", "slices"}}
 
     @property
     def digest(self) -> Digest:

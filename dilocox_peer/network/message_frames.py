@@ -23,9 +23,7 @@ _LENGTH = struct.Struct(">I")
 _SHORT = struct.Struct(">H")
 ANSWER_HEAD_BYTES: Final = _SHORT.size
 MAX_BATCH_BYTES: Final = MAX_MESSAGE_BYTES + MAX_BATCH * _LENGTH.size  # of messages with their lengths
-MAX_DEFLATED_BYTES: Final = (
-    68 * 1024
-)  # of messages with their lengths; what is larger goes as it is, and holds nobody up
+MAX_DEFLATED_BYTES: Final = 68 * 1024  # the same, of a batch that is deflated: what is larger goes as it is
 MOST_LONGER: Final = 1024  # bytes that what does not shrink grows by
 _PACKINGS: Final = frozenset(range(3))
 

@@ -33,7 +33,7 @@ from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.known_norms import KnownNorms
 from dilocox_peer.peer.training.outer_contract import Origins
-from dilocox_peer.peer.training.slice_desk import SliceDesk, contribution_layout, num_slices
+from dilocox_peer.peer.training.slice_desk import SliceDesk, contribution_layout
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.signing import verify
 from dilocox_peer.store.store import Store
@@ -116,7 +116,7 @@ class Averaging:
 
     def bytes_sent(self) -> int:
         """In messages and contributions."""
-        return self.driver.message_bytes_sent + self._tally.blob_bytes_served
+        return self._transport.message_bytes_sent + self._tally.blob_bytes_served
 
     async def serve(self) -> None:
         """Takes messages and requests from here on; they are answered, or wait for the driver to run."""
@@ -214,12 +214,12 @@ def _machine(
         max_back=manifest.rounds.checkpoint_every,
         seats=seat_terms(manifest),
         state_bytes=layout_of(manifest, stage).state_bytes,
-        slices=num_slices(manifest),
+        slices=manifest.rounds.num_slices,
     )
 
 
 def _slice_desk(manifest: Manifest, stage: int, keeper: Keeper) -> SliceDesk | None:
-    if not (count := num_slices(manifest)):
+    if not (count := manifest.rounds.num_slices):
         return None
     return SliceDesk(
         layout_of(manifest, stage), count, norm_clip=manifest.limits.norm_clip, blobs=keeper.blobs

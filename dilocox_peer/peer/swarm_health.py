@@ -22,9 +22,7 @@ from dilocox_peer.wire.records import KEEPERS
 ASK_EVERY_S = 3.0
 ASKS_A_LOOK = 8  # at most, of which there is one a second: larger swarms are gone round more slowly
 HEARD_EVERY_S = 2.0  # one of those that are heard anyway, so that what a peer asks does not grow with the swarm
-MOST_SELDOM = (
-    2.0  # times as long, where we hear many of our stage; a bootstrap, which all ask, is asked more seldom by many too
-)
+MOST_SELDOM = 2.0  # times as long, where we hear many of our stage
 SILENT_S = 5.5  # without a sign of life, an unanswered question among it
 REMEMBERED_S = 30.0  # that the directory has not, after its last sign of life
 UNANSWERED_S = 2.5  # a question that is out for so long

@@ -3,13 +3,20 @@
 import statistics
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from dilocox_peer.peer.rounds.averages import Slicing
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, FetchBlob, RoundProgress, Send
+from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seats import SeatTerms
+from dilocox_peer.peer.rounds.sitting import Sitting
 from dilocox_peer.peer.rounds.slices import ranked
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.chain import Value
+from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.rounds import Ack, Averages, Gathered, Offer
 
 from .invariants import Violation
@@ -179,10 +186,7 @@ def test_who_was_slow_for_a_while_is_counted_again_soon_after(num_peers: int, nu
     world = _SlowForAWhile(1, num_peers)
     world.be_sliced(4)
     world.start_peers = num_peers
-    world.network = Network(latency_s=0.02, spread_s=0.05, blob_s=0.3)
-    for node in world.nodes.values():
-        node.slowness = 1.0
-        world.at(world.rng.random(), starter(world, node))
+    _start_alike(world)
     world.run(40.0)
     world.slow = frozenset(sorted(world.nodes)[2 : 2 + num_slow])
     world.run(80.0)
@@ -202,10 +206,7 @@ def test_no_round_goes_without_contributions_where_averaging_is_slow() -> None:
     world = World(0, 8)
     world.be_sliced(6)
     world.start_peers, world.average_s = 8, 2 * ROUND_S
-    world.network = Network(latency_s=0.02, spread_s=0.05, blob_s=0.3)
-    for node in world.nodes.values():
-        node.slowness = 1.0
-        world.at(world.rng.random(), starter(world, node))
+    _start_alike(world)
     world.run(200.0)
     chain = max((certificates_of(node) for node in world.up()), key=len)
     counted = [len(each.value.entries) for each in chain if each.value.kind == "round"]
@@ -219,10 +220,7 @@ def test_a_member_that_pauses_lets_nobody_wait_for_what_it_has_not_offered(seed:
     world = World(seed, 6)
     world.be_sliced(4)
     world.start_peers = 6
-    world.network = Network(latency_s=0.02, spread_s=0.05, blob_s=0.3)
-    for node in world.nodes.values():
-        node.slowness = 1.0
-        world.at(world.rng.random(), starter(world, node))
+    _start_alike(world)
     world.run(60.0)
     pausing = world.nodes[sorted(world.nodes)[3]]
     pausing.train_on = lambda: None  # type: ignore[method-assign]
@@ -238,6 +236,41 @@ def test_a_member_that_pauses_lets_nobody_wait_for_what_it_has_not_offered(seed:
             took.append(world.now - begun.pop(max(rounds) - 1))
     assert len(took) >= 8
     assert statistics.median(took) < 7.0, "8 and 10 s where it is waited for"
+
+
+def test_a_vote_waits_for_nobody_where_those_that_come_first_have_said_the_same() -> None:
+    """Whoever its leader names beside them: one that was passed over by that alone knows nothing of it, and says nothing."""
+    early: list[tuple[bool, bool]] = []
+
+    class Voter(Slicing):
+        def is_early(self, value: Value, now: float) -> bool:
+            order = self._orders[0]
+            if value.results and {peer for peer, _ in value.results[0].by} == set(order[:2]):
+                first, *others = value.results
+                one_late = replaced(first, by=((order[0], b""), (order[-1], b"")))
+                both_late = replaced(first, by=((order[-2], b""), (order[-1], b"")))
+                unheard = cast("Any", SimpleNamespace(results=(both_late, *others), entries=value.entries[:-1]))
+                heard = cast("Any", SimpleNamespace(results=(one_late, *others), entries=value.entries))
+                early.append((super().is_early(heard, now), super().is_early(unheard, now)))
+            return super().is_early(value, now)
+
+    sitting = type("Votes", (Sitting,), {"slicing_type": Voter})
+    world = World(1, 6, machine=type("Machine", (RoundMachine,), {"sitting_type": sitting}))
+    world.be_sliced(4)
+    world.start_peers = 6
+    _start_alike(world)
+    world.run(100.0)
+    assert len(early) > 5
+    assert not any(heard for heard, _ in early)
+    assert any(unheard for _, unheard in early), "of inputs that nobody has said anything of"
+
+
+def _start_alike(world: World) -> None:
+    """Peers of one speed, on a quick network."""
+    world.network = Network(latency_s=0.02, spread_s=0.05, blob_s=0.3)
+    for node in world.nodes.values():
+        node.slowness = 1.0
+        world.at(world.rng.random(), starter(world, node))
 
 
 def _rounds(world: World) -> list[int]:

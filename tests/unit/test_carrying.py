@@ -19,20 +19,20 @@ def closed(table: bytes, *, sliced: bool = True) -> Closed:
 
 def test_a_table_goes_out_beside_its_offer_and_beside_nothing_else() -> None:
     carrying = Carrying()
-    assert carrying.beside(offer(b"table")) is None
+    assert carrying.together(offer(b"table")) == (offer(b"table"),)
     carrying.closed(closed(b"table"))
-    assert carrying.beside(offer(b"table")) == Carried(0, HEAD, 0, b"table")
-    assert carrying.beside(offer(b"an older table")) is None
-    assert carrying.beside(Gathered(0, HEAD, 0, (sha256(b"table"),))) is None
+    assert carrying.together(offer(b"table")) == (Carried(0, HEAD, 0, b"table"), offer(b"table"))
+    assert len(carrying.together(offer(b"an older table"))) == 1
+    assert len(carrying.together(Gathered(0, HEAD, 0, (sha256(b"table"),)))) == 1
     carrying.closed(closed(b"whole", sliced=False))
-    assert carrying.beside(offer(b"whole")) is None
+    assert len(carrying.together(offer(b"whole"))) == 1
 
 
 def test_what_is_too_large_is_fetched() -> None:
     carrying = Carrying()
     for size, goes in ((MAX_CARRIED_BYTES, True), (MAX_CARRIED_BYTES + 1, False)):
         carrying.closed(closed(bytes(size)))
-        assert (carrying.beside(offer(bytes(size))) is not None) is goes
+        assert (len(carrying.together(offer(bytes(size)))) == 2) is goes
 
 
 def test_what_came_is_taken_by_its_name_once_and_is_bounded() -> None:

@@ -152,7 +152,7 @@ def planner_of(manifest: Manifest, layout: Layout) -> Planner:
         warmup = Warmup(rounds.first_inner_steps, rounds.inner_steps, total_steps(manifest))
     if compression.adapt == "link":
         controller = controller_of(manifest, layout)
-        return LinkPlanner(controller, bounds, warmup=warmup, is_sliced=is_sliced(manifest))
+        return LinkPlanner(controller, bounds, warmup=warmup, is_sliced=bool(manifest.rounds.num_slices))
     if compression.adapt == "rank" and compression.codec == LOW_RANK:
         ranks = AdaptiveRank(RankSettings.of(layout, compression.rank))
         return RankPlanner(ranks, first_plan(manifest), bounds)
@@ -169,13 +169,9 @@ def controller_of(manifest: Manifest, layout: Layout) -> Controller:
         codecs=codecs_beside(compression.codec),
         times_fewer=compression.times_fewer,
         budget=compression.exchange_share,
-        is_sliced=is_sliced(manifest),
+        is_sliced=bool(manifest.rounds.num_slices),
     )
     return Controller(layout, Setting(compression.codec, compression.rank, rounds.inner_steps), limits)
-
-
-def is_sliced(manifest: Manifest) -> bool:
-    return manifest.rounds.averaging == "slices"
 
 
 def measurement_of(round_number: int, entries: Sequence[Entry], copies: float) -> Measurement | None:

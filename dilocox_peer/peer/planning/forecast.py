@@ -21,7 +21,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.memory import StageSize
 from dilocox_peer.model.partition import Costs, cut_of, usual_window
-from dilocox_peer.peer.planning.adaptive_planner import controller_of, is_sliced
+from dilocox_peer.peer.planning.adaptive_planner import controller_of
 from dilocox_peer.peer.planning.controller import Measurement, Setting
 from dilocox_peer.peer.planning.plan import total_steps
 from dilocox_peer.peer.planning.sent import contributions_sent
@@ -124,7 +124,7 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     left_bps = peers.uplink_bps * (1.0 - min(MOST_ACTIVATIONS, 8 * sent / peers.uplink_bps / micro_batch_s))
     delay_s = DELAY_S + 3 * peers.round_trip_s + CODING_S * layouts[largest].num_elements
     setting, blob = settled(manifest, layouts[largest], replicas, left_bps, step_s, delay_s)
-    copies = contributions_sent(replicas, setting.codec, is_sliced=is_sliced(manifest))
+    copies = contributions_sent(replicas, setting.codec, is_sliced=bool(manifest.rounds.num_slices))
     exchange_s = delay_s + 8 * blob * copies / (LINE_SHARE * left_bps) if replicas > 1 else 0.0
     micro_batches = setting.inner_steps * inner.accumulate
     pace = RoundPace(replicas, blob, micro_batches, setting.inner_steps * step_s, left_bps, setting.codec)

@@ -7,7 +7,8 @@ the dashboard and the run's page: they differ in where the pace of rounds comes 
                           + messages to each other peer of the stage, and its part of the directory
     received in a round = the others' contributions and messages + activations and gradients + its part of the directory
 
-In slices a contribution goes to fewer, and a result comes on top (sent.py). What is passed on for others comes on top. What reads statuses loads this, so the model's libraries are loaded where a stage is looked at.
+In slices a contribution goes to fewer, and a result comes on top (sent.py). What is passed on for others comes on top of all. What reads
+statuses loads this, so the model's libraries are loaded where a stage is looked at.
 """
 
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class StageNeeds:
             sent_bytes=sent,
             received_bytes=received,
             codec=manifest.compression.codec,
-            is_sliced=manifest.rounds.averaging == "slices",
+            is_sliced=bool(manifest.rounds.num_slices),
         )
 
 

@@ -494,7 +494,7 @@ class Slicing:
         for index, result in enumerate(value.results):
             order, said = self._orders[index], batch.said.get(index, {}) if batch is not None else {}
             by = supporters(result, said)
-            before = order[: sorted(map(order.index, by))[min(VOUCHING, len(by)) - 1]]
+            before = order[: sorted(map(order.index, by))[VOUCHING - 1]]
             if any(peer not in by and peer not in said and self._may_average(peer, now) for peer in before):
                 return True
         return False

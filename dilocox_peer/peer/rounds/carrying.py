@@ -26,11 +26,11 @@ class Carrying:
         fits = 0 < len(closed.table) <= MAX_CARRIED_BYTES
         self._own = (closed.entry.blob, closed.table) if fits else None
 
-    def beside(self, message: Message) -> Carried | None:
-        """What goes out before it, to the same peer."""
+    def together(self, message: Message) -> tuple[Message, ...]:
+        """The message, after what goes out before it to the same peer."""
         if not isinstance(message, Offer) or self._own is None or message.entry.blob != self._own[0]:
-            return None
-        return Carried(message.stage, message.head, message.view, self._own[1])
+            return (message,)
+        return Carried(message.stage, message.head, message.view, self._own[1]), message
 
     def came(self, sender: PeerId, raw: bytes) -> None:
         """From a member of the roster; whatever it is."""

@@ -119,14 +119,9 @@ class RoundDriver:
         self._bytes_at: dict[PeerId, float] = {}  # when it was told that some came
         self._carrying = Carrying()
         self._outbox: Outbox | None = None
-        self._encoded: tuple[Message, tuple[bytes, ...]] | None = (
-            None  # the newest sent, after what goes beside it: it goes to a whole roster
-        )
+        # The newest message sent, and as it goes, after what is beside it: it goes to a whole roster.
+        self._encoded: tuple[Message, tuple[bytes, ...]] | None = None
         self._tasks: asyncio.TaskGroup | None = None
-
-    @property
-    def message_bytes_sent(self) -> int:
-        return self._transport.message_bytes_sent
 
     def everybody_at_head(self) -> bool:
         """Whether every peer of the roster that is alive has said that it is at our head."""
@@ -255,15 +250,9 @@ class RoundDriver:
             case Send(to, message):
                 kind = b"heartbeat" if isinstance(message, Heartbeat) else passed_beat(message)
                 if self._encoded is None or self._encoded[0] is not message:
-                    beside = self._carrying.beside(message)
-                    self._encoded = (
-                        message,
-                        tuple(map(encode_message, (*(() if beside is None else (beside,)), message))),
-                    )
-                *others, raw = self._encoded[1]
-                for other in others:
-                    self._outbox.post(to, other)
-                self._outbox.post(to, raw, kind=kind)
+                    self._encoded = message, tuple(map(encode_message, self._carrying.together(message)))
+                for raw in self._encoded[1]:
+                    self._outbox.post(to, raw, kind=kind)
             case Persist(state):
                 await self._persist(state)
             case FetchBlob():

@@ -20,7 +20,7 @@ def genesis_of(manifest: Manifest, stage: int) -> Place:
         manifest.owner_peer,
         seat_terms(manifest),
         authority,
-        manifest.rounds.slices if manifest.rounds.averaging == "slices" else 0,
+        manifest.rounds.num_slices,
     )
 
 

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+from dilocox_peer.peer.planning.sent import ALL_TO_ALL
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import VOUCHING, Result, SliceOutcome, Value
 
-ALL_TO_ALL = 3  # members up to which everybody takes everybody's whole contribution: no more bytes, and fewer steps
 SLOW = 4  # times slower than the median line: owns nothing, while enough others are there
 ENOUGH = 4
 

@@ -53,7 +53,6 @@ from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.peer.planning.spectrum import needed_rank
 from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory, GrowingState, buffer_of
 from dilocox_peer.peer.training.crew import Crew, Scratch
-from dilocox_peer.peer.training.slice_desk import num_slices
 from dilocox_peer.store.outline import Outline, num_chunks
 from dilocox_peer.types import Digest, Layout, TensorSpec, sha256
 
@@ -91,7 +90,7 @@ class OuterSettings:
             codec_of=stage_policy(manifest.compression.codec, manifest.compression.rank),
             norm_clip=manifest.limits.norm_clip,
             is_residual_halved=manifest.compression.residual == "bfloat16",
-            slices=num_slices(manifest),
+            slices=manifest.rounds.num_slices,
         )
 
 

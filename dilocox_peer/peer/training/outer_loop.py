@@ -257,9 +257,10 @@ class OuterLoop:
         return [HoldTraining(hold)]
 
     def _progress(self, now: float, seen: Readings) -> OuterAction:
-        """Every pulse to the round machine; at every half share, of many members every share, and as the round comes to its end, it tells the others at once: their
-        clocks wait for it, and by heartbeats alone four peers' round of 20 steps went on for two more. Once the shares are done by our
-        count, and it has told that, they are by all others' too: what is trained until the round can be closed waits for heartbeats."""
+        """Every pulse to the round machine; at every half share, of many members every share, and as the round comes to its end, it tells
+        the others at once: their clocks wait for it, and by heartbeats alone four peers' round of 20 steps went on for two more. Once the
+        shares are done by our count, and it has told that, they are by the count of all who count the same members: what is trained until the
+        round can be closed waits for heartbeats."""
         share = self._timetable.share(seen.training_round)
         many = stretch(len(self._rounds.roster))
         done, halves = seen.micro_batches, (seen.training_round, int(2 / min(many, 2.0) * seen.micro_batches) // share)

@@ -112,12 +112,7 @@ class SliceDesk:
             self._checked.popitem(last=False)
 
 
-def num_slices(manifest: Manifest) -> int:
-    """In which the run averages; 0: all to all."""
-    return manifest.rounds.slices if manifest.rounds.averaging == "slices" else 0
-
-
 def contribution_layout(manifest: Manifest, stage: int) -> Layout:
     """Of a contribution to the stage: its tensors, cut where the run averages in slices."""
-    layout, count = layout_of(manifest, stage), num_slices(manifest)
+    layout, count = layout_of(manifest, stage), manifest.rounds.num_slices
     return cut(layout, count).layout if count else layout
