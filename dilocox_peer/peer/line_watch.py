@@ -8,10 +8,11 @@ are made anew; where a peer that tells something every second is not heard, it i
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dilocox_peer.peer.rounds.timing import Timing, stretch
 from dilocox_peer.types import PeerId
 
 SLEPT_S = 25.0  # between two looks; others give a connection up after some 40 s
-SILENT_S = 5.0
+SILENT_S = 5.0  # among few; where many beat more seldom, as long as silence counts as absence
 PAUSES_S = (10.0, 20.0, 60.0)  # between two tries of the same peer; of one that does not answer, ever more
 
 
@@ -46,9 +47,10 @@ class LineWatch:
         found = []
         known = {peer: heard[peer] for peer in connected if peer in heard}
         self._tried = {peer: tried for peer, tried in self._tried.items() if peer in known}
+        silent_s = max(SILENT_S, Timing().alive_s * stretch(len(known) + 1))
         for peer, last in known.items():
             tried = self._tried.get(peer)
-            if now - last <= SILENT_S:
+            if now - last <= silent_s:
                 self._tried.pop(peer, None)
             elif tried is None or now >= tried.due_at:
                 found.append(peer)

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 from dilocox_peer.peer.line_watch import PAUSES_S, SILENT_S, SLEPT_S, LineWatch
+from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import PeerId
 
 A, B = PeerId("a"), PeerId("b")
@@ -76,3 +77,13 @@ def test_our_relays_are_doubted_only_where_nobody_is_heard():
     assert not LineWatch.is_silent([A, B], {A: 0.0, B: SILENT_S}, SILENT_S + 2)
     assert not LineWatch.is_silent([], {A: 0.0}, SILENT_S + 2)
     assert not LineWatch.is_silent([A], {}, SILENT_S + 2)
+
+
+def test_of_many_that_beat_more_seldom_none_is_tried_out_between_two_beats():
+    many = [PeerId(f"peer {number}") for number in range(11)]
+    beat_s, alive_s = Timing().beat_s(12), Timing().alive_heartbeats * Timing().beat_s(12)
+    watch, heard = LineWatch(), dict.fromkeys(many, 0.0)
+    assert 2 * beat_s > SILENT_S
+    assert not watch.silent(many, heard, 2 * beat_s)  # every second beat may be left out
+    heard[many[0]] = alive_s
+    assert watch.silent(many, heard, alive_s + 1) == many[1:]
