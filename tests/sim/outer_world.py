@@ -255,7 +255,7 @@ class OuterNode(Node):
                     taken.update(weight=closed.new_micro_batches, units=set(self.pending))
 
                 def encoded() -> None:
-                    blob = blob_of(taken["units"], self.malformed)
+                    blob = blob_of(taken["units"], self.offers_malformed)
                     digest = sha256(blob)
                     self.disk.blobs[digest] = blob
                     self.offered = taken["units"]

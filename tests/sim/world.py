@@ -228,6 +228,11 @@ class Node:
     def is_up(self) -> bool:
         return self.machine is not None
 
+    @property
+    def offers_malformed(self) -> bool:
+        """Where it votes alone nobody refuses what it offers, and nobody can follow what it certifies: there nothing is promised."""
+        return self.malformed and self.machine is not None and len(self.machine.voters) > 1
+
     def gives(self, head: Digest) -> Anchor | None:
         """The state at head that others get here."""
         return self.anchor if self.anchor_head == head else None
@@ -478,9 +483,9 @@ class Node:
             return
         slices: list[bytes] = []
         if machine.is_sliced:
-            blob, slices = slices_of(self.pending, self.world.slices, self.malformed)
+            blob, slices = slices_of(self.pending, self.world.slices, self.offers_malformed)
         else:
-            blob = blob_of(self.pending, self.malformed)
+            blob = blob_of(self.pending, self.offers_malformed)
         digest = sha256(blob)
         for each in (blob, *slices):
             self.disk.blobs[sha256(each)] = each
