@@ -12,6 +12,7 @@ many peers. Lines are slow from the start for peers; the others warm up before, 
     limit       the peer's own training loop without a network: what the shares are of
     averaged    contributions that certificates count, of those that could have been in them (hivemind: by the groups that formed)
     effective H inner steps that peers made over contributions that count, beside the H that was planned
+    plan told   what `dilocox-peer plan` reckons for as many such peers and lines, with the limit's tokens a second
     B/token     bytes that left the interfaces, frames and all, over tokens trained
 
 Layouts of two stages: `sites` has both stages of a replica at one place, and a line of 2.4 Mbit/s between the two places; `homes` has
@@ -45,6 +46,7 @@ from headline_table import (
     WHO,
     Measured,
     Regime,
+    limit_of,
     read_results,
     row,
     why_missed,
@@ -55,9 +57,12 @@ from swarm import header
 from testbed.home_swarm import BOOTSTRAP, HomeSwarm
 from testbed.natlab import NatLab, missing
 
+from dilocox_peer.peer.planning.forecast import Peers, busiest_share, forecast
+
 WORKER = str(Path(__file__).with_name("headline_worker.py"))
 WARM_UP = 3  # rounds
 LACKS = 77
+ROUND_TRIP_S = 0.001  # of these lines: they have no delay of their own
 START_S = 120.0
 
 
@@ -247,7 +252,7 @@ async def run_peers(
             delays = [each["delay_s"] for each in seen[1:] if each["delay_s"] is not None]
             codecs = list(dict.fromkeys(f"{each['codec']}/H{each['inner_steps']}" for each in seen[1:]))
             missed = [record["missed"] for _, record in swarm.told[first].of("ContributionsMissed")]
-            said = f"{', '.join(codecs)}; rounds of {' '.join(map(str, counted))}; exchange {median(delays or [0.0]):.1f} s"
+            said = f"{', '.join(codecs)}; rounds of {' '.join(map(str, counted))}"
             if stages > 1:
                 said += f"; stage 1: rounds of {' '.join(str(len(each['contributors'])) for each in certified(places[1].name))}"
                 if case == "sites":
@@ -257,7 +262,7 @@ async def run_peers(
             return Measured(
                 case, "peers", settings.peers, mbit, TOKENS * batches / (to - from_), sent_bytes / max(tokens, 1),
                 sum(counted) / (settings.peers * len(counted)), planned,
-                batches / settings.accumulate / max(sum(counted), 1), said,
+                batches / settings.accumulate / max(sum(counted), 1), said, exchange_s=median(delays or [0.0]),
             )  # fmt: skip
     finally:
         lab.__exit__()
@@ -284,6 +289,22 @@ def write_log(swarm: HomeSwarm, path: Path) -> None:
         for label in swarm.told:
             for line in swarm.child(label).tail:
                 file.write(f"{label}: {line}\n")
+
+
+# ---- what `plan` tells ----------------------------------------------------------------------------------------------
+
+
+def told_by_plan(case: str, each: Measured, limit: float) -> str:
+    """Beside what was measured. limit: tokens a second of all peers, as in the table."""
+    stages = 2 if case in LAYOUTS else 1
+    regime = OF_STAGES if case in LAYOUTS else REGIMES[case]
+    manifest = settings_of(regime, each.peers, units=0, stages=stages).manifest()
+    # A stage sleeps for batch_s whatever its share; of the whole model a peer makes as much as its busiest stage's share allows.
+    tokens_per_s = limit / each.peers * (busiest_share(manifest) if stages > 1 else 1.0)
+    line = each.mbit * 1e6
+    told = forecast(manifest, Peers(stages * each.peers, line, line, ROUND_TRIP_S, tokens_per_s))
+    exchange = f"{told.exchange_s:.1f} s, was {each.exchange_s:.1f} s ({told.exchange_s / max(each.exchange_s or 0.0, 1e-3) - 1:+.0%})"
+    return f"plan told {told.tokens_per_s:,.0f} tokens/s ({told.tokens_per_s / each.tokens_per_s - 1:+.1%}); exchange {exchange}"
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
@@ -348,6 +369,8 @@ def main() -> int:
         who = "peers, adapting" if who == "peers" and args.adapt != "off" else who
         commit = header().splitlines()[0].rpartition(" ")[2]
         measured = replace(measured, who=who, at=f"commit {commit}, load {os.getloadavg()[0]:.1f}")
+        if measured.exchange_s and measured.tokens_per_s and (limit := limit_of(found, measured)) is not None:
+            measured = replace(measured, more=f"{measured.more}; {told_by_plan(case, measured, limit)}")
         found[f"{case} {peers} {who}"] = measured
         print(f"| {' | '.join(row(found, measured))} |", flush=True)
         for reason in why_missed(found, measured):

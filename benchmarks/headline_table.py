@@ -35,7 +35,8 @@ GOALS = {"share": 0.95, "averaged": 0.95, "off": 0.10, "share of stages": 0.90}
 
 @dataclass(frozen=True)
 class Measured:
-    """One case. share: of the limit, of the same regime and as many peers. averaged, planned_h, effective_h: None where it has no meaning."""
+    """One case. share: of the limit, of the same regime and as many peers. averaged, planned_h, effective_h: None where it has no meaning. exchange_s: from the close
+    of a round to its merge, the median."""
 
     case: str
     who: str
@@ -48,6 +49,7 @@ class Measured:
     effective_h: float | None = None
     more: str = ""
     at: str = ""
+    exchange_s: float | None = None
 
     @property
     def off(self) -> float | None:

@@ -29,7 +29,7 @@ WINDOW_S, MEASURED_S = (
 FARTHEST = 0.7  # of a rate, at one lowering
 HOLD_S = 0.4  # after a lowering, before the next: what waits has to drain
 IN_USE = 0.8  # of the rate: less, and it is not the rate that limits us
-BEGUN_S = 0.6  # since we began to send: what is let go at once waits in the line, whatever this carries
+BEGUN_S = 1.0  # since we began to send: what all of a round let go at once waits in their lines; by then what arrives is measured too (WINDOW_S)
 MAX_LOOK_S = 1.0  # what was seen longer ago says nothing of now
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from dilocox_peer.network.upload_control import LEAST_SHARE, LONG_S, SHARE, START_BYTES_PER_S, UploadControl
 from dilocox_peer.network.upload_shares import BURST_S
+from dilocox_peer.network.upload_watch import IDLE_LOOK_S
 
 MBIT = 1e6 / 8
 LOOK_S, STEP_S = 0.2, 0.005
@@ -49,7 +50,7 @@ class HomeLine:
             round_trip += 0.3 * (wait_s - round_trip)  # smoothed, as the kernel's
             self.told.append((now, wait_s, mine / STEP_S))
             now += STEP_S
-            if now >= look_at:
+            if now >= look_at + (IDLE_LOOK_S - LOOK_S if not let_go else 0.0):  # as upload_watch.py does
                 look_at = now + LOOK_S * (1 + 0.3 * rng.random())
                 late = 0.04 if rng.random() < 0.03 else 0.003 * rng.random()  # an acknowledgement that was held back
                 self.control.take(int(let_go), int(arrived), round_trip + late if arrived > 4096 else None, now)
@@ -91,6 +92,16 @@ def test_who_sends_for_a_while_and_then_nothing_keeps_its_rate(seed: int) -> Non
     assert 0.8 < line.control.line / bytes_per_s < 1.1
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_that_all_of_a_round_begin_at_once_makes_nobody_slower(seed: int) -> None:
+    """What three let go at once takes a second to drain."""
+    line = HomeLine(
+        3.6 * MBIT, wanted=lambda at: float("inf") if at % 17.0 < 7.0 else 0.0, seed=seed, burst_s=3 * BURST_S
+    )
+    line.run(300.0)
+    assert mean(line.share(at, at + 7.0) for at in range(102, 300, 17)) > 0.8
+
+
 def test_what_was_never_full_is_not_known_and_not_used_up() -> None:
     line = HomeLine(1000 * MBIT, wanted=lambda _: 2 * MBIT)
     line.run(60.0)
@@ -128,7 +139,7 @@ def test_a_line_that_has_become_slower_is_measured_again() -> None:
 def test_one_late_acknowledgement_lowers_nothing_and_two_do() -> None:
     control = UploadControl()
     at = 0.0
-    for waiting_s in (0.0, 0.0, 0.2, 0.0, 0.2, 0.0):
+    for waiting_s in (0.0, 0.0, 0.2, 0.0, 0.2, 0.0, 0.0):
         control.take(0, 0, waiting_s, at)
         at += LOOK_S
     assert control.rate == START_BYTES_PER_S
@@ -149,7 +160,9 @@ def test_after_a_pause_what_was_seen_before_does_not_count() -> None:
     control.take(25_000, 25_000, 0.2, 60.2)
     assert control.rate == START_BYTES_PER_S, "the first of two that are long"
     control.take(25_000, 25_000, 0.2, 60.4)
+    for at in (60.6, 60.8):
+        control.take(25_000, 25_000, 0.2, at)
     assert control.rate == START_BYTES_PER_S, "what is let go at once waits for a moment"
-    control.take(25_000, 25_000, 0.2, 60.6)
-    assert control.rate < START_BYTES_PER_S
-    assert control.line == 0.0, "as long as it has not been full for a second it is not known"
+    control.take(25_000, 25_000, 0.2, 61.0)
+    assert control.rate == pytest.approx(SHARE * START_BYTES_PER_S)
+    assert control.line == pytest.approx(START_BYTES_PER_S), "of what has arrived for a second"

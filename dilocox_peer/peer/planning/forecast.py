@@ -32,7 +32,7 @@ PIPELINE_SHARE = 0.97
 """Of a stage's time that it computes, with a window full of micro-batches: 0.95 to 1.00 in the pipeline's simulator."""
 DELAY_S = 0.5
 """Of an exchange, beside transfer and travel: messages and the wait for the others."""
-LINE_SHARE = 0.9  # of an uplink that contributions to the roster have; keepers and newcomers get the rest beside them
+LINE_SHARE = 0.8  # of an uplink, as a peer takes it whose owner has said nothing (network/upload_control.py)
 CODING_S = 20e-9
 """A parameter: encoding our own contribution, looking at another's and taking the mean, on one thread."""
 SETTLED_ROUNDS = 200
