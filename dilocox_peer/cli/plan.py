@@ -25,6 +25,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 }
 """Beside the presets, to be reckoned with: Llama 2's, and Qwen1.5's 110B with fewer layers, which DiLoCoX trains (arXiv 2506.21263)."""
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128)
+WORTH_IT = 0.8  # of an exchange all to all: what slices are told of for
 HEADINGS = (
     "stages", "peers a stage", "memory", "micro-batch", "round", "H, codec", "exchange", "tokens/s", "GB a day up, down", "binds",
 )  # fmt: skip
@@ -34,7 +35,7 @@ def run_plan(flags: PlanFlags) -> None:
     """Prints it. Raises ConfigError."""
     from dilocox_peer.model.architecture import prepare
     from dilocox_peer.model.partition import cut_into
-    from dilocox_peer.peer.planning.forecast import best, forecast
+    from dilocox_peer.peer.planning.forecast import best, forecast, in_slices
 
     manifest = _manifest_of(flags.model)
     prepare(manifest)
@@ -47,10 +48,12 @@ def run_plan(flags: PlanFlags) -> None:
         except ValueError as error:
             raise ConfigError(f"--stages {count}: {error}") from None
     chosen = best(found)
+    sliced = in_slices(manifest) if chosen is not None else None
+    other = forecast(cut_into(sliced, chosen.stages), peers) if chosen is not None and sliced is not None else None
     if flags.as_json:
-        typer.echo(json.dumps(_document(found, chosen, peers)))
+        typer.echo(json.dumps(_document(found, chosen, other, peers)))
         return
-    for line in plan_lines(found, chosen, peers, flags):
+    for line in plan_lines(found, chosen, other, peers, flags):
         typer.echo(line)
 
 
@@ -90,12 +93,25 @@ def _measured(manifest: Manifest, flags: PlanFlags) -> float:
     return measured_tokens_per_s(cut_into(manifest, 1), device=flags.device, threads=flags.threads)
 
 
-def plan_lines(found: "Sequence[Forecast]", chosen: "Forecast | None", peers: "Peers", flags: PlanFlags) -> list[str]:
-    """The table, what is best and why, and what was assumed."""
+def plan_lines(
+    found: "Sequence[Forecast]",
+    chosen: "Forecast | None",
+    in_slices: "Forecast | None",
+    peers: "Peers",
+    flags: PlanFlags,
+) -> list[str]:
+    """The table, what is best and why, and what was assumed. in_slices: the chosen one, averaged so; None: it is, or cannot be."""
     rows = [HEADINGS, *(_row(each, chosen) for each in found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += ["", *_advice(found, chosen, peers, flags), ""]
+    lines += ["", *_advice(found, chosen, peers, flags)]
+    if chosen is not None and in_slices is not None and _is_worth_it(in_slices, chosen):
+        other = in_slices.setting
+        lines.append(
+            f'with rounds.averaging = "slices": {other.inner_steps}, {other.codec}; an exchange of {_duration(in_slices.exchange_s)}, '
+            f"{in_slices.sent_bytes_a_day / 1e9:,.1f} GB a day up"
+        )
+    lines.append("")
     memory = "" if peers.memory_bytes is None else f", {size(peers.memory_bytes)} of memory"
     lines.append(
         f"for {peers.count} equal peers: {peers.uplink_bps / 1e6:g} Mbit/s up, {peers.downlink_bps / 1e6:g} down, "
@@ -106,6 +122,11 @@ def plan_lines(found: "Sequence[Forecast]", chosen: "Forecast | None", peers: "P
         "controller comes to on such lines"
     )
     return lines
+
+
+def _is_worth_it(in_slices: "Forecast", chosen: "Forecast") -> bool:
+    """Whether it is worth telling of: another codec or length of rounds, or shorter exchanges."""
+    return in_slices.setting != chosen.setting or in_slices.exchange_s < WORTH_IT * chosen.exchange_s
 
 
 def _row(each: "Forecast", chosen: "Forecast | None") -> tuple[str, ...]:
@@ -165,10 +186,13 @@ def _remedy(chosen: "Forecast", peers: "Peers") -> str:
             return "memory binds"
 
 
-def _document(found: "Sequence[Forecast]", chosen: "Forecast | None", peers: "Peers") -> dict[str, Any]:
+def _document(
+    found: "Sequence[Forecast]", chosen: "Forecast | None", in_slices: "Forecast | None", peers: "Peers"
+) -> dict[str, Any]:
     return {
         "peers": asdict(peers),
         "cuts": [{**asdict(each), "is_best": each is chosen} for each in found],
+        "best_in_slices": None if in_slices is None else asdict(in_slices),
     }
 
 

@@ -1,7 +1,9 @@
 """`plan` as a person uses it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +37,21 @@ def test_a_run_of_ones_own_and_json_for_programs(capsys: pytest.CaptureFixture[s
     assert [cut["stages"] for cut in found["cuts"]] == [1, 2]
     assert [cut["is_best"] for cut in found["cuts"]] == [True, False]
     assert found["peers"]["tokens_per_s"] == 900.0
+
+
+def test_what_slices_would_change_is_told_where_many_share_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(peers: int) -> tuple[str, Any]:
+        flags = PlanFlags(model="125m", peers=peers, tokens_per_s=8000.0, up=20.0, stages=(1,))
+        document = json.loads(printed(capsys, replace(flags, as_json=True)))
+        return printed(capsys, flags), document
+
+    out, document = told(16)
+    [cut], sliced = document["cuts"], document["best_in_slices"]
+    assert (cut["setting"]["codec"], sliced["setting"]["codec"]) == ("topk", "int2")
+    assert 'with rounds.averaging = "slices": 32, int2; an exchange of' in out
+    out, document = told(3)
+    assert document["best_in_slices"]["exchange_s"] == document["cuts"][0]["exchange_s"], "the same up to three"
+    assert "slices" not in out
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -24,7 +24,7 @@ from dilocox_peer.model.partition import Costs, cut_of, usual_window
 from dilocox_peer.peer.planning.adaptive_planner import controller_of
 from dilocox_peer.peer.planning.controller import Measurement, Setting
 from dilocox_peer.peer.planning.plan import total_steps
-from dilocox_peer.peer.planning.sent import contributions_sent
+from dilocox_peer.peer.planning.sent import RESULT_TIMES, contributions_sent
 from dilocox_peer.peer.planning.upkeep import DAY_S, RoundPace, StageNeeds, disk, traffic_of_round
 from dilocox_peer.types import Layout
 
@@ -160,6 +160,14 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         recomputes=recomputes,
         binding=binding,
     )
+
+
+def in_slices(manifest: Manifest) -> Manifest | None:
+    """The same run, averaged in slices; None: it is, or cannot be."""
+    compression, rounds = manifest.compression, manifest.rounds
+    if rounds.num_slices or compression.adapt == "rank" or compression.codec not in RESULT_TIMES:
+        return None
+    return manifest.model_copy(update={"rounds": rounds.model_copy(update={"averaging": "slices"})})
 
 
 def busiest_share(manifest: Manifest) -> float:
