@@ -141,6 +141,23 @@ def test_a_voter_on_a_branch_of_its_own_follows_who_went_on_without_any_voter() 
     )
 
 
+def test_what_strangers_began_is_followed_once_the_voters_who_are_here_go_along_with_it() -> None:
+    """Found by slicing seed 2356: a newcomer wrote a view change alone, the only voter left came over from a branch of its own and voted in
+    no certificate for long, and two newcomers wrote another beside it, because a voter was here. They stood apart for ever."""
+    newcomer = PeerId("newcomer")
+    before = Branch().start(A, B)
+    theirs = before.fork().view(newcomer, order=3).round(newcomer, order=4, roster=(newcomer, B))
+    ours = before.fork().view(C, D, order=5)
+    for own in (before, ours):
+        path = suffix(own, theirs)
+        heard = at(theirs, [newcomer])
+        assert allowed(own, path, {**heard, **at(before, [B])}, me=C, is_wanted=True) is None, "a voter stays"
+        assert allowed(own, path, {**heard, **at(theirs, [B])}, me=C, is_wanted=True) == 2
+        assert allowed(own, path, {**heard, **at(theirs, [B])}, me=A, is_wanted=True) is None, (
+            "a voter of its own accord"
+        )
+
+
 def test_who_comes_back_goes_along_when_its_whole_roster_went_on_without_it() -> None:
     """Of two, the one with the lower position is a quorum alone: it founded a branch against the one that had waited for it."""
     before = Branch().start(A, B)

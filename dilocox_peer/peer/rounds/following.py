@@ -78,7 +78,7 @@ class Following:
         here = self._members.here(now)
         if index > 0:  # those who left before it, with us, are at no work there
             here = {peer for peer in here if not self._is_on_our_branch(peer, path.ancestor)}
-        if thin.is_bare and any(peer in voters for peer in here):
+        if thin.is_bare and any(peer in voters for peer in self._not_on(path.heads[index:], here)):
             return True
         if index == 0 and self._chain.certificates[path.ancestor].value.kind == "epoch":
             return False  # ours is no better founded: the votes have decided
@@ -92,10 +92,10 @@ class Following:
         return height is not None and height > ancestor
 
     def _is_held_back_here(self, path: Suffix, view_changes: ViewChanges, now: float) -> bool:
-        """Of one at our head. One that none of our roster has signed counts only where none of it is left."""
+        """Of one at our head. One that none of our roster has signed counts only where none of it is left, but who goes along with it."""
         voters = self._chain.place.voters
         support, _ = self._forks.support(path)
-        if support == 0 and any(peer in voters for peer in self._members.here(now)):
+        if support == 0 and any(peer in voters for peer in self._not_on(path.index_of, self._members.here(now))):
             return True
         if 2 * support > len(voters) or view_changes.is_wanted(now) or self._comes_back_to(path, now):
             return False
