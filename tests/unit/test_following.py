@@ -38,8 +38,10 @@ def allowed(
     is_wanted: bool = False,
     checkpoint: Checkpoint | None = None,
     for_s: float = 0.0,
+    given_up: int = 0,
 ) -> int | None:
-    """How many certificates of the path are followed by a peer that hears these for so long, each at its head; None: it is held back."""
+    """How many certificates of the path are followed by a peer that hears these for so long, each at its head; None: it is held back.
+    given_up: of how many of them the state could not be had."""
     chain, members = Chain(GENESIS, own.certificates), Members(me, Timing())
     following = Following(me, chain, Forks(chain, max_back=None, checkpoint=checkpoint), members)
     for now in (100.0, 100.0 + for_s):
@@ -47,6 +49,8 @@ def allowed(
             members.heard(peer, now)
             members.said(peer, Heartbeat(0, head, 1, 1, 1, 1, 0, 2, 0, True, b""))
         following.watch(path, now)
+    if given_up:
+        following.give_up(path.up_to(path.heads[given_up - 1]))
     found = following.allowed(path, cast("ViewChanges", Works(is_wanted=is_wanted)), 100.0 + for_s)
     return None if found is None else len(found.certificates)
 
@@ -195,3 +199,21 @@ def test_a_quorum_that_certifies_where_it_is_now_holds_us_for_ever() -> None:
     forged = before.fork().view(D, E, order=LATE)
     heard = {**at(ours, [B, C]), **at(forged, [D, E])}
     assert allowed(ours, suffix(ours, forged), heard, for_s=1000.0) is None
+
+
+def test_who_cannot_come_as_far_as_the_quorum_would_stand_goes_along() -> None:
+    """Found by seed 1370: one certified a round with a contribution that nobody else could merge, and went on alone. Two newcomers, a
+    quorum of the roster that the round had, waited below it for a state that there was no more, until the owner signed what followed."""
+    before = Branch().start(A)
+    lost = before.fork().round(A, order=2, roster=(A, B, C))
+    theirs = lost.fork().view(A, order=3).round(A, order=4)
+    path, waiting = suffix(before, theirs), {**at(theirs, [A]), **at(before, [C])}
+    assert allowed(before, path, waiting, me=B) == 1
+    assert allowed(before, path, waiting, me=B, given_up=1) == 3
+    elsewhere = lost.fork().round(B, C, order=5)
+    for other in (lost, elsewhere):
+        heard = {**at(theirs, [A]), **at(before, [D]), **at(other, [B, C])}
+        assert allowed(before, path, heard, me=E, given_up=1) == 1, "a quorum is at work there"
+    strangers = lost.fork().view(D, order=3).round(D, order=4)
+    heard = {**at(strangers, [D]), **at(before, [C])}
+    assert allowed(before, suffix(before, strangers), heard, me=B, given_up=1) == 1, "nor with what no voter has signed"
