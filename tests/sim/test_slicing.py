@@ -34,6 +34,7 @@ STUCK = (
     1925,  # a slice was settled by one before whom others awaited one that saw it settled, and so averaged nothing
     2356,  # two pairs of newcomers stood apart, as the only voter left had gone along with one of them
     5588,  # votes waited for one passed over that knew of others who had said the same, and so averaged nothing
+    6195,  # one that went on alone needed those in its roster who held to the old one
     6406,  # who waited for what nobody had refused for ever what the one that had gone on showed
 )
 

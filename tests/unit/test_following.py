@@ -8,7 +8,7 @@ from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import Timing
-from dilocox_peer.peer.rounds.view_changes import ViewChanges
+from dilocox_peer.peer.rounds.view_changes import ViewChanges, close_heads
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.rounds import Heartbeat
@@ -217,3 +217,24 @@ def test_who_cannot_come_as_far_as_the_quorum_would_stand_goes_along() -> None:
     strangers = lost.fork().view(D, order=3).round(D, order=4)
     heard = {**at(strangers, [D]), **at(before, [C])}
     assert allowed(before, suffix(before, strangers), heard, me=B, given_up=1) == 1, "nor with what no voter has signed"
+
+
+def test_who_may_stay_before_a_view_change_of_a_minority_is_not_close_behind_it() -> None:
+    """Found by slicing seeds 6195, 6667 and 9275: one went on alone, took those into its next roster who held to the old one, and could
+    certify nothing without them. Time and again it went on alone anew, as each of them came over to where it had been before."""
+    before = Branch().start(A, B, C).round(A, B, order=2).round(A, B, order=3)
+    assert close(before, 3) == heads(before)[-3:]
+    alone = before.fork().view(C, order=4)
+    assert close(alone, 3) == heads(alone)[-1:]
+    assert close(alone.round(C, order=5), 3) == heads(alone)[-2:]
+    assert close(alone.round(C, order=6).round(C, order=7), 3) == heads(alone)[-3:]
+    most = before.fork().view(A, C, order=4)
+    assert close(most, 3) == heads(most)[-3:], "whoever stayed would have no quorum there"
+
+
+def close(branch: Branch, count: int) -> tuple[Digest, ...]:
+    return close_heads(Chain(GENESIS, branch.certificates), count)
+
+
+def heads(branch: Branch) -> tuple[Digest, ...]:
+    return tuple(certificate.head for certificate in branch.certificates)
