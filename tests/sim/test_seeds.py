@@ -6,6 +6,8 @@ from .scenario import BRIEF, length_of, run_seed
 
 BATCH = 50
 
+STUCK = (1370,)  # two waited for a state that there was no more, as a quorum of the roster that nobody could come to
+
 
 @pytest.mark.parametrize("first", range(0, 1000, BATCH))
 def test_every_invariant_holds_in_fifty_seeds(first: int) -> None:
@@ -18,6 +20,11 @@ def test_every_invariant_holds_where_machines_are_busy(first: int) -> None:
     """Inputs come in crowds there, and ticks late."""
     for seed in range(first, first + BATCH):
         run_seed(seed, length=BRIEF, crowded=True)
+
+
+@pytest.mark.parametrize("seed", STUCK)
+def test_histories_that_once_stood_still_heal(seed: int) -> None:
+    run_seed(seed, length=BRIEF)
 
 
 @pytest.mark.slow

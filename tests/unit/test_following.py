@@ -8,7 +8,7 @@ from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import Timing
-from dilocox_peer.peer.rounds.view_changes import ViewChanges
+from dilocox_peer.peer.rounds.view_changes import ViewChanges, close_heads
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.rounds import Heartbeat
@@ -38,8 +38,10 @@ def allowed(
     is_wanted: bool = False,
     checkpoint: Checkpoint | None = None,
     for_s: float = 0.0,
+    given_up: int = 0,
 ) -> int | None:
-    """How many certificates of the path are followed by a peer that hears these for so long, each at its head; None: it is held back."""
+    """How many certificates of the path are followed by a peer that hears these for so long, each at its head; None: it is held back.
+    given_up: of how many of them the state could not be had."""
     chain, members = Chain(GENESIS, own.certificates), Members(me, Timing())
     following = Following(me, chain, Forks(chain, max_back=None, checkpoint=checkpoint), members)
     for now in (100.0, 100.0 + for_s):
@@ -47,6 +49,8 @@ def allowed(
             members.heard(peer, now)
             members.said(peer, Heartbeat(0, head, 1, 1, 1, 1, 0, 2, 0, True, b""))
         following.watch(path, now)
+    if given_up:
+        following.give_up(path.up_to(path.heads[given_up - 1]))
     found = following.allowed(path, cast("ViewChanges", Works(is_wanted=is_wanted)), 100.0 + for_s)
     return None if found is None else len(found.certificates)
 
@@ -141,6 +145,23 @@ def test_a_voter_on_a_branch_of_its_own_follows_who_went_on_without_any_voter() 
     )
 
 
+def test_what_strangers_began_is_followed_once_the_voters_who_are_here_go_along_with_it() -> None:
+    """Found by slicing seed 2356: a newcomer wrote a view change alone, the only voter left came over from a branch of its own and voted in
+    no certificate for long, and two newcomers wrote another beside it, because a voter was here. They stood apart for ever."""
+    newcomer = PeerId("newcomer")
+    before = Branch().start(A, B)
+    theirs = before.fork().view(newcomer, order=3).round(newcomer, order=4, roster=(newcomer, B))
+    ours = before.fork().view(C, D, order=5)
+    for own in (before, ours):
+        path = suffix(own, theirs)
+        heard = at(theirs, [newcomer])
+        assert allowed(own, path, {**heard, **at(before, [B])}, me=C, is_wanted=True) is None, "a voter stays"
+        assert allowed(own, path, {**heard, **at(theirs, [B])}, me=C, is_wanted=True) == 2
+        assert allowed(own, path, {**heard, **at(theirs, [B])}, me=A, is_wanted=True) is None, (
+            "a voter of its own accord"
+        )
+
+
 def test_who_comes_back_goes_along_when_its_whole_roster_went_on_without_it() -> None:
     """Of two, the one with the lower position is a quorum alone: it founded a branch against the one that had waited for it."""
     before = Branch().start(A, B)
@@ -178,3 +199,42 @@ def test_a_quorum_that_certifies_where_it_is_now_holds_us_for_ever() -> None:
     forged = before.fork().view(D, E, order=LATE)
     heard = {**at(ours, [B, C]), **at(forged, [D, E])}
     assert allowed(ours, suffix(ours, forged), heard, for_s=1000.0) is None
+
+
+def test_who_cannot_come_as_far_as_the_quorum_would_stand_goes_along() -> None:
+    """Found by seed 1370: one certified a round with a contribution that nobody else could merge, and went on alone. Two newcomers, a
+    quorum of the roster that the round had, waited below it for a state that there was no more, until the owner signed what followed."""
+    before = Branch().start(A)
+    lost = before.fork().round(A, order=2, roster=(A, B, C))
+    theirs = lost.fork().view(A, order=3).round(A, order=4)
+    path, waiting = suffix(before, theirs), {**at(theirs, [A]), **at(before, [C])}
+    assert allowed(before, path, waiting, me=B) == 1
+    assert allowed(before, path, waiting, me=B, given_up=1) == 3
+    elsewhere = lost.fork().round(B, C, order=5)
+    for other in (lost, elsewhere):
+        heard = {**at(theirs, [A]), **at(before, [D]), **at(other, [B, C])}
+        assert allowed(before, path, heard, me=E, given_up=1) == 1, "a quorum is at work there"
+    strangers = lost.fork().view(D, order=3).round(D, order=4)
+    heard = {**at(strangers, [D]), **at(before, [C])}
+    assert allowed(before, suffix(before, strangers), heard, me=B, given_up=1) == 1, "nor with what no voter has signed"
+
+
+def test_who_may_stay_before_a_view_change_of_a_minority_is_not_close_behind_it() -> None:
+    """Found by slicing seeds 6195, 6667 and 9275: one went on alone, took those into its next roster who held to the old one, and could
+    certify nothing without them. Time and again it went on alone anew, as each of them came over to where it had been before."""
+    before = Branch().start(A, B, C).round(A, B, order=2).round(A, B, order=3)
+    assert close(before, 3) == heads(before)[-3:]
+    alone = before.fork().view(C, order=4)
+    assert close(alone, 3) == heads(alone)[-1:]
+    assert close(alone.round(C, order=5), 3) == heads(alone)[-2:]
+    assert close(alone.round(C, order=6).round(C, order=7), 3) == heads(alone)[-3:]
+    most = before.fork().view(A, C, order=4)
+    assert close(most, 3) == heads(most)[-3:], "whoever stayed would have no quorum there"
+
+
+def close(branch: Branch, count: int) -> tuple[Digest, ...]:
+    return close_heads(Chain(GENESIS, branch.certificates), count)
+
+
+def heads(branch: Branch) -> tuple[Digest, ...]:
+    return tuple(certificate.head for certificate in branch.certificates)

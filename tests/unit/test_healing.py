@@ -288,3 +288,21 @@ def test_a_peer_that_has_a_chain_founds_none() -> None:
     newcomer.read(DONOR, LONG)
     assert newcomer.healing.founded is None
     assert newcomer.known == 400
+
+
+def test_what_was_only_worse_than_a_path_is_read_again_once_that_one_leads_nowhere() -> None:
+    """Found by slicing seed 6406: nobody had the state of what the owner had seen, and those who waited for it refused for ever what the
+    only one that had gone on showed them."""
+    held, gone = Branch().start(A).round(A, order=2), Branch().start(A)
+    went_on = gone.fork().view(B, order=3).round(B, order=4)
+    newcomer = Newcomer()
+    newcomer.read(PeerId("owner"), held)
+    newcomer.read(DONOR, went_on)
+    assert newcomer.healing.path is not None
+    assert newcomer.healing.path.tip == held.certificates[-1].head
+    assert newcomer.read(DONOR, went_on) == 0, "it is known to be worse"
+    newcomer.healing.shun(newcomer.now)
+    assert newcomer.read(DONOR, went_on) == 1
+    assert newcomer.healing.path is not None
+    assert newcomer.healing.path.tip == went_on.certificates[-1].head
+    assert not newcomer.refused, "it was nobody's fault"

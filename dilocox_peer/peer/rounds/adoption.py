@@ -149,7 +149,9 @@ class Adoption:
                 if path is not None and anchor.is_hopeless(path, now):
                     if path.tip == self.sent_ahead:
                         self.sitting.view_changes.give_up(now)
-                    self.healing.shun(now)
+                    self._following.give_up(path)
+                    if self.path == path:  # no further either
+                        self.healing.shun(now)
                     anchor.give_up()
                     continue
                 return [*actions, *anchor.fetch(path, now)]

@@ -6,7 +6,8 @@ before it, where our own chain goes on with what a quorum has certified, or furt
 who is a certificate behind. The path is followed up to there; it counts when that quorum is lost, or has come over, or when
 the run's owner has signed what follows it. A peer that comes back, and whose roster has all gone on without it, goes along.
 A quorum that has gone on with our own chain is at work as long as the roster that it wrote there is: of a roster of which too
-few are left for half of T_d nothing comes, and those who held the old quorum and are in no newer roster are at no work.
+few are left for half of T_d nothing comes, and those who held the old quorum and are in no newer roster are at no work. Nor are
+those who have not come as far as the view change, where nobody gives what leads there: neither they nor we shall ever stand there.
 """
 
 from collections.abc import Collection
@@ -39,6 +40,7 @@ class Following:
         self._members = members
         self._began_at = chain.head if chain.height else None  # a peer that was here before
         self._deserted_since: float | None = None
+        self._unreached: Digest | None = None  # whose state could not be had, nor what leads there
         self._seen: tuple[Suffix, tuple[_Thin, ...]] | None = None
 
     def watch(self, path: Suffix | None, now: float) -> None:
@@ -53,6 +55,10 @@ class Following:
             self._deserted_since = None
         elif self._deserted_since is None:
             self._deserted_since = now
+
+    def give_up(self, path: Suffix) -> None:
+        """What leads to the end of path is not to be had."""
+        self._unreached = path.tip
 
     def allowed(self, path: Suffix | None, view_changes: ViewChanges, now: float) -> Suffix | None:
         """The path as far as it is to be followed, None: not at all. view_changes: those at our head."""
@@ -78,12 +84,14 @@ class Following:
         here = self._members.here(now)
         if index > 0:  # those who left before it, with us, are at no work there
             here = {peer for peer in here if not self._is_on_our_branch(peer, path.ancestor)}
-        if thin.is_bare and any(peer in voters for peer in here):
+        if thin.is_bare and any(peer in voters for peer in self._not_on(path.heads[index:], here)):
             return True
         if index == 0 and self._chain.certificates[path.ancestor].value.kind == "epoch":
             return False  # ours is no better founded: the votes have decided
         if index == 0 and self._is_deserted(view_changes, now):
             return False  # the quorum that went on with ours wrote a roster that has none here
+        if index > 0 and path.heads[index - 1] == self._unreached and not self._members.at(self._unreached, now):
+            here = {peer for peer in here if not self._is_behind(peer, path.heads[: index - 1])}
         return is_quorum(self._not_on(path.heads[index:], here), voters)
 
     def _is_on_our_branch(self, peer: PeerId, ancestor: int) -> bool:
@@ -91,11 +99,16 @@ class Following:
         height = None if head is None else self._chain.height_of(head)
         return height is not None and height > ancestor
 
+    def _is_behind(self, peer: PeerId, heads: Collection[Digest]) -> bool:
+        """Whether it is in our chain, or at one of these heads."""
+        head = self._chain.head if peer == self._me else self._members.head_of(peer)
+        return head is not None and (head in heads or self._chain.height_of(head) is not None)
+
     def _is_held_back_here(self, path: Suffix, view_changes: ViewChanges, now: float) -> bool:
-        """Of one at our head. One that none of our roster has signed counts only where none of it is left."""
+        """Of one at our head. One that none of our roster has signed counts only where none of it is left, but who goes along with it."""
         voters = self._chain.place.voters
         support, _ = self._forks.support(path)
-        if support == 0 and any(peer in voters for peer in self._members.here(now)):
+        if support == 0 and any(peer in voters for peer in self._not_on(path.index_of, self._members.here(now))):
             return True
         if 2 * support > len(voters) or view_changes.is_wanted(now) or self._comes_back_to(path, now):
             return False

@@ -86,7 +86,7 @@ class Healing:
         self._founding: Founding | None = None
         self.founded: Chain | None = None  # what ours is to become
         self._trusts_the_owner = True  # that signatures below its word need no look
-        self._judged: OrderedDict[Digest, str] = OrderedDict()  # why each is not followed
+        self._judged: OrderedDict[Digest, str] = OrderedDict()  # why each is not followed, "": the path was better
         self._shunned: dict[Digest, float] = {}
         self._asked: PeerId | None = None
         self._asked_until = 0.0
@@ -408,8 +408,9 @@ class Healing:
         return None if ancestor is None else Suffix(ancestor, rest)
 
     def shun(self, now: float) -> None:
-        """The path's state is not to be had: leave it alone for a while, go on with what we have."""
+        """The path's state is not to be had: leave it alone for a while, go on with what we have, or with what was only worse than that path."""
         assert self.path is not None
+        self._judged = OrderedDict((head, reason) for head, reason in self._judged.items() if reason)
         self._shunned = {head: until for head, until in self._shunned.items() if until > now}
         for head in self.path.heads:
             self._shunned[head] = now + self._reader.timing.shun_s

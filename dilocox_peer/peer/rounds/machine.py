@@ -73,7 +73,7 @@ from dilocox_peer.peer.rounds.seat import Owner, Seat, send_all
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.sitting import Sitting
 from dilocox_peer.peer.rounds.timing import CLOSE_BEHIND, MAX_REPLAYED, Pace, Timing
-from dilocox_peer.peer.rounds.view_changes import changes_in_vain
+from dilocox_peer.peer.rounds.view_changes import changes_in_vain, close_heads
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Plan
 from dilocox_peer.wire.checkpoints import Checkpoint
@@ -406,7 +406,7 @@ class RoundMachine:
             certificate = self.sitting.certificate(adoption.sent_ahead)
             if certificate is None:
                 break
-            following = self._members.following(self.sitting.seat.recent, now)
+            following = self._members.following(self._chain.newest_heads(1 + CLOSE_BEHIND), now)
             told = sorted({*self.roster, *certificate.value.roster, *following} - {self._owner.peer})
             if adoption.has_drifted(certificate):
                 if adoption.send_ahead(certificate):
@@ -434,7 +434,7 @@ class RoundMachine:
 
     def _sit_down(self, votes: Votes) -> Sitting:
         """A new head: a new seat, nothing offered, no votes but these."""
-        seat = Seat(self._owner, self._chain.place, votes, self._chain.newest_heads(1 + CLOSE_BEHIND))
+        seat = Seat(self._owner, self._chain.place, votes, close_heads(self._chain, 1 + CLOSE_BEHIND))
         self._members.sit_down(self.roster)
         in_vain = changes_in_vain(self._chain.certificates)
         return self.sitting_type(seat, self._members, self._holdings, self._now, in_vain=in_vain)

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.arrivals import Arrivals
-from dilocox_peer.peer.rounds.chain import is_quorum, rank_of
+from dilocox_peer.peer.rounds.chain import Chain, is_quorum, rank_of
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.timing import FOREVER
-from dilocox_peer.types import PeerId
+from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Value
 from dilocox_peer.wire.rounds import ViewAnswer, ViewCall, ViewPropose, ViewSign
 
@@ -44,6 +44,17 @@ def changes_in_vain(certificates: Sequence[Certificate]) -> int:
     kinds = [certificate.value.kind for certificate in certificates[-MAX_IN_VAIN - 1 :]]
     rounds = [index for index, kind in enumerate(kinds) if kind == "round"]
     return max(len(kinds) - (rounds[-1] + 1 if rounds else 0) - 1, 0)
+
+
+def close_heads(chain: Chain, count: int) -> tuple[Digest, ...]:
+    """So many newest heads of chain, oldest first: who holds the state at one of them comes along, and may be in the next roster. None
+    from before a view change that no quorum signed: a peer there may stay with the roster it had, and one of such peers stands still."""
+    heads, first = chain.newest_heads(count), chain.height - count + 1
+    for height in reversed(chain.view_changes(max(first, 1))):
+        signers = [peer for peer, _ in chain.certificates[height].signatures]
+        if not is_quorum(signers, chain.place_at(height).voters):
+            return heads[height - chain.height :]
+    return heads
 
 
 class ViewChanges:
