@@ -9,7 +9,8 @@ bound in slices: 1.1 x (2 contributions + 1 result). Expected beforehand: (n - 1
 messages. seconds: between two rounds. CPU: of each peer's process and its network daemon, a round; of it what merging takes
 (slices_worker.py), which is to be the same whatever n is. --keep: the bootstrap keeps the run, and
 fetches a contribution, a result and now and then a state for that (docs/deployment.md). --slow: the first peer may send so many Mbit/s (--max-upload), all others what they like;
-beside it how long one contribution takes at that rate.
+beside it how long one contribution takes at that rate. On the disk: the most that a peer had of contributions, results and the like, looked at every second, beside what
+doctor, plan and join reckon for it, which is reached once the run has had as many rounds as are kept (16, so --rounds 16 or more).
 """
 
 import argparse
@@ -28,6 +29,9 @@ from headline_worker import sent_bytes
 from swarm import WatchedSwarm, header
 
 from dilocox_peer.config import preset
+from dilocox_peer.peer.planning.disk import STATE_BYTES, disk_bytes
+from dilocox_peer.peer.planning.sent import AveragedKept, contributions_kept
+from dilocox_peer.peer.planning.upkeep import StageNeeds
 from dilocox_peer.peer.rounds.durable import load_log
 
 FIRST = 4
@@ -61,8 +65,11 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
         first = max(swarm.of(labels[0], "RoundCertified")[-1]["round"], FIRST)
         samples: list[tuple[float, int]] = []
         sampling = asyncio.create_task(_sample(samples))
+        stored = Counter[str]()
+        looking = asyncio.create_task(_look_at_disks(swarm.folder, labels, stored))
         await swarm.until(lambda: reached(first + arguments.rounds), peers, 1200)
         sampling.cancel()
+        looking.cancel()
         cpu = [(_cpu_s(peer.process.pid) - was) for peer, was in zip(peers, before, strict=True)]
         merge_s = [_seconds(path) - was for path, was in zip(merging, merged_before, strict=True)]
         at = {record["round"]: record["time"] for record in swarm.of(labels[0], "RoundCertified")}
@@ -92,6 +99,9 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
         result = statistics.median(results) if results else 0.0
         digests = {(r["round"], r["anchor_digest"]) for label in labels for r in swarm.of(label, "RoundCertified")}
         assert len(digests) == len({number for number, _ in digests}), "anchors differ"
+    parameters = StageNeeds.of(settings, 0).parameters
+    kept = contributions_kept(arguments.peers, contribution, parameters, arguments.codec, is_sliced=mode == "slices")
+    told = disk_bytes(parameters, kept) - disk_bytes(parameters, AveragedKept(0, 0)) + STATE_BYTES * parameters
     bound = 1.1 * (2 * contribution + result) if mode == "slices" else (arguments.peers - 1) * contribution
     mean = statistics.mean(sent)
     return (
@@ -100,6 +110,7 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
         f"{'bound' if mode == 'slices' else 'n - 1 copies'} {bound / 1e3:.1f} kB; on the interface {interface / 1e3:.1f} kB; "
         f"round {statistics.median(gaps):.2f} s (most {max(gaps):.2f}); CPU a peer and round {statistics.mean(cpu) / arguments.rounds:.2f} s, "
         f"of it merging {statistics.mean(merge_s) / arguments.rounds * 1e3:.1f} ms (most {max(merge_s) / arguments.rounds * 1e3:.1f}); "
+        f"on the disk after {first + arguments.rounds} rounds most {max(stored.values()) / 1e6:.2f} MB (least of a peer {min(stored.values()) / 1e6:.2f}), told {told / 1e6:.2f}; "
         f"{f'one contribution at {arguments.slow} Mbit/s: {8e-6 * contribution / arguments.slow:.2f} s; ' if arguments.slow else ''}contributions missing {missing} of {len(sent) * arguments.peers}"
         f"{''.join(f'; {count} x {why}' for why, count in whys.most_common())}"
     )
@@ -110,6 +121,25 @@ async def _sample(samples: list[tuple[float, int]]) -> None:
     while True:
         samples.append((time.time(), sent_bytes("lo")))
         await asyncio.sleep(0.1)
+
+
+async def _look_at_disks(folder: Path, labels: Sequence[str], stored: Counter[str]) -> None:
+    """The most bytes that each peer had of what is averaged, until cancelled."""
+    while True:
+        for label in labels:
+            stored[label] = max(stored[label], await asyncio.to_thread(_averaged_bytes, folder, label))
+        await asyncio.sleep(1.0)
+
+
+def _averaged_bytes(folder: Path, label: str) -> int:
+    return sum(_size(path) for here in folder.glob(f"**/{label}/**/stage0/contributions") for path in here.rglob("*"))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0  # it is forgotten meanwhile
 
 
 def _sent_by(samples: Sequence[tuple[float, int]], at: float) -> float:

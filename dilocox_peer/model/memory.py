@@ -11,7 +11,7 @@
 Together 25 of a model in one stage, 29 of several, 6 less with both in bfloat16: the peak, from a close to its merge; 5 less between
 rounds. The anchor and the
 outer momentum lie in a file, and what is read of it stays in memory for a moment; with 8 bytes a parameter more the system need not
-read them from the disk again. Beside them vectors of the largest tensor while it is encoded, and what a forward keeps for its backward: of every micro-batch that is under way, a
+read them from the disk again. Beside them vectors of the largest tensor while it is encoded, or of a slice while it is averaged, and what a forward keeps for its backward: of every micro-batch that is under way, a
 layer's values for each layer, or with checkpointing a layer's input for each and the values of one. In a run of adapters all
 this is of the adapters' parameters; the others take what they take on the disk, 2 or 4 bytes each, once.
 benchmarks/memory.py measures it.
@@ -39,7 +39,9 @@ LIBRARY_BYTES: Final = 160_000_000
 """`transformers`, of a run of a published model."""
 
 GB: Final = 1e9
-_SCRATCH_VECTORS: Final = 4  # of the largest tensor: what is sent, its payload, positions, one of the optimizer
+_SCRATCH_VECTORS: Final = 4
+"""As long as the largest tensor, while it is encoded: what is sent, its payload, positions, one of the optimizer. As long as a slice, while it is
+averaged, at another time and one after another: the residual, the mean, a contribution decoded, what encoding lost."""
 _FLOAT_BYTES: Final = 4
 LOGITS_BYTES: Final = 128 * 1024 * 1024
 """Logits that are computed at once (loss.py)."""
@@ -58,7 +60,7 @@ _LOGITS_COPIES: Final = 3  # logits, their log-softmax, their gradient
 
 @dataclass(frozen=True, slots=True)
 class StageSize:
-    """A stage of a run as far as its memory goes. largest: elements of its largest tensor. in_flight: micro-batches that it keeps
+    """A stage of a run as far as its memory goes. largest: elements of its largest tensor, or of a slice if that is longer. in_flight: micro-batches that it keeps
     values of at once. layer_bytes, input_bytes: what a forward of one micro-batch keeps of a layer, and what it takes in.
     mask_bytes: of what packed documents see of each other, in one forward. has_holes: memory that the allocator cannot use is told as well. moment_bytes, residual_bytes: a parameter. base_bytes: what does not
     grow with the stage. Of a run of adapters parameters are theirs alone; frozen_bytes: of the weights
@@ -95,7 +97,9 @@ class StageSize:
         base = BASE_BYTES + (0 if count == 1 else LINKD_BYTES) + (LIBRARY_BYTES if is_published else 0)
         return cls(
             parameters=layout.num_elements,
-            largest=max(spec.num_elements for spec in layout.tensors),
+            largest=max(
+                *(spec.num_elements for spec in layout.tensors), _slice_elements(manifest, layout.num_elements)
+            ),
             layers=layers.last - layers.first + 1,
             in_flight=1 if turns_round else min(manifest.inner.accumulate, usual_window(count)),
             layer_bytes=rows * Costs.of(section).kept * _FLOAT_BYTES,
@@ -140,6 +144,12 @@ class StageSize:
         """At most, in the memory of an accelerator that trains."""
         activations = self.activation_bytes(checkpointing=checkpointing)
         return BASE_BYTES + self.parameters * self.trained_bytes + self.frozen_bytes + activations
+
+
+def _slice_elements(manifest: Manifest, parameters: int) -> int:
+    """0: of a run that averages all to all, each tensor of a contribution on its own."""
+    count = manifest.rounds.num_slices
+    return -(-parameters // count) if count else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Averaging in slices holds its promises under faults: seeds, planted faults, and owner and deputy killed at each step."""
 
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from dilocox_peer.peer.planning.sent import LOST_BYTES, PASSING_ROUNDS, TABLE_BYTES, contributions_kept
 from dilocox_peer.peer.rounds.averages import Slicing
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, FetchBlob, RoundProgress, Send
 from dilocox_peer.peer.rounds.machine import RoundMachine
@@ -23,7 +25,7 @@ from .invariants import Violation
 from .scenario import BRIEF, WHOLE, Length, length_of, round_of, starter
 from .slicing import run_seed
 from .slicing_faults import FAULTS
-from .world import ROUND_S, Network, Node, World, certificates_of
+from .world import ROUND_S, Network, Node, World, certificates_of, kind_of
 
 BATCH = 25
 SEARCHED = 40
@@ -266,6 +268,29 @@ def test_a_vote_waits_for_nobody_where_those_that_come_first_have_said_the_same(
     assert len(early) > 5
     assert not any(heard for heard, _ in early)
     assert any(unheard for _, unheard in early), "of inputs that nobody has said anything of"
+
+
+@pytest.mark.parametrize("num_peers", [4, 8])
+def test_what_a_member_keeps_is_what_is_reckoned(num_peers: int) -> None:
+    """Counted in slices: of a contribution, a result and what encoding lost all are as long."""
+    world, count = World(1, num_peers), 4
+    world.be_sliced(count)
+    world.start_peers = num_peers
+    _start_alike(world)
+    assert world.run(200.0, stop=lambda: min(_rounds(world), default=0) >= 4)
+    most, results = Counter[PeerId](), Counter[PeerId]()
+    reached = min(_rounds(world))
+    while min(_rounds(world)) < reached + 8:
+        world.run(world.now + 0.05)
+        for node in world.up():
+            kinds = Counter(kind_of(blob) for blob in node.disk.blobs.values())
+            results[node.peer] = kinds.pop("result")
+            most[node.peer] = max(most[node.peer], kinds.total())
+    kept = contributions_kept(num_peers, count, count // LOST_BYTES, "int4", is_sliced=True)
+    tables = (PASSING_ROUNDS + 1) * num_peers
+    told = kept.passing - tables * TABLE_BYTES + tables
+    assert set(results.values()) == {world.timing.keep_rounds * kept.a_round}
+    assert statistics.mean(most.values()) == pytest.approx(told, rel=0.1)
 
 
 def _start_alike(world: World) -> None:

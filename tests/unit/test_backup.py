@@ -172,7 +172,7 @@ def test_a_chain_that_grows_costs_what_has_come_and_its_older_part_stays_on_the_
         annals.take(stage.rounds(1).certificates[-1:])
         growth = store.unwritten()
         assert growth is not None
-        assert len(growth.durable.appended) == (1 if number else 3)
+        assert len(growth.appended) == (1 if number else 3)
         store.settle(store.write_chain(growth))
         assert store.unwritten() is None
     held = annals.certificates

@@ -10,12 +10,12 @@ from dilocox_peer.peer.rounds.chain import (
     Place,
     is_quorum,
     is_vote,
-    leader,
     majority_digest,
     order_of,
     suffix_of,
     vote_for,
 )
+from dilocox_peer.peer.rounds.ranks import leader
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value, acceptance
 from dilocox_peer.wire.declared import replaced

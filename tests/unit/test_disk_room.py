@@ -12,6 +12,7 @@ from dilocox_peer.model.partition import cut_into
 from dilocox_peer.peer.claim import fitting_stages
 from dilocox_peer.peer.disk_room import copies_kept, shard_quota, stage_needs
 from dilocox_peer.peer.planning.disk import DiskAllowed, DiskUse, copy_bytes, disk_bytes, least_allowed_gb
+from dilocox_peer.peer.planning.sent import AveragedKept
 from dilocox_peer.peer.settings import AtMost, Wish
 
 RUN = cut_into(preset("small"), 3)
@@ -67,7 +68,7 @@ def test_shards_get_what_is_left_and_nothing_where_nothing_is():
 
 
 def test_a_copy_comes_on_top_of_the_stage():
-    assert disk_bytes(1000, 10, 2, copied=500) - disk_bytes(1000, 10, 2) == copy_bytes(500)
+    assert disk_bytes(1000, AveragedKept(20, 0), copied=500) - disk_bytes(1000, AveragedKept(20, 0)) == copy_bytes(500)
 
 
 def make(folder, size, *, at):

@@ -35,6 +35,17 @@ def test_half_precision_takes_what_the_table_says():
         assert more.device_bytes() - less.device_bytes() == 4 * more.parameters
 
 
+@pytest.mark.parametrize("slices", [4, 64])
+def test_a_slice_that_is_longer_than_every_tensor_takes_room_while_it_is_averaged(slices):
+    plain, sliced = (
+        StageSize.of(preset("small", rounds={"averaging": mode, "slices": slices}), 0)
+        for mode in ("all-to-all", "slices")
+    )
+    longer = max(0, -(-plain.parameters // slices) - plain.largest)
+    assert (longer > 0) == (slices == 4)
+    assert sliced.host_bytes() - plain.host_bytes() == 4 * 4 * longer
+
+
 def test_packed_documents_take_a_mask_in_every_forward():
     packed = {"source": "shards", "catalogue": "ab" * 32, "packing": "best-fit"}
     manifest = preset("tiny", data=packed)

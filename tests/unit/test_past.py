@@ -1,8 +1,10 @@
 """A chain whose older certificates lie in blocks is the same chain; and its log outlives a kill at any point."""
 
+import gc
 import os
 import random
 import signal
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +13,12 @@ import pytest
 from dilocox_peer.peer.rounds import journal as journal_module
 from dilocox_peer.peer.rounds.chain import Chain, Place
 from dilocox_peer.peer.rounds.durable import Durable, Votes, base_of, encode_record, load_log
-from dilocox_peer.peer.rounds.journal import Journal, read_log
-from dilocox_peer.peer.rounds.past import BlocksInMemory, blocks_in, read_block, write_blocks
+from dilocox_peer.peer.rounds.index import Index
+from dilocox_peer.peer.rounds.journal import BlockFile, Journal, read_log
+from dilocox_peer.peer.rounds.past import MOST_IN_BLOCK, BlocksInMemory, blocks_in, read_block, write_blocks
 from dilocox_peer.peer.rounds.seats import SeatTerms
-from dilocox_peer.types import PeerId, sha256
-from dilocox_peer.wire.chain import Certificate, Entry, Plan, Report
+from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Report, Result
 
 PLAN = Plan("fp16", 0, 8)
 NAMES = tuple(PeerId(name) for name in "abcd")
@@ -82,6 +85,76 @@ def test_what_was_sealed_is_not_in_memory() -> None:
     chain.seal_all_but(10)
     assert chain.blocks[-1].stop == 290
     assert list(view) == list(chain.certificates)
+
+
+@pytest.mark.parametrize("slices", [0, 16])
+def test_memory_of_a_member_hardly_grows_with_the_rounds(tmp_path: Path, slices: int) -> None:
+    """With certificates of results too, of which a block has few, and the place where one begins has all."""
+    place = Place.genesis(0, sha256(b"genesis"), PLAN, terms=SeatTerms(contributions=2, work_us=5), slices=slices)
+    chain = Chain(place, store=BlockFile.at(tmp_path / "rounds.past"))
+
+    def bytes_after(rounds: int) -> int:
+        while chain.height < rounds:
+            number = chain.height.to_bytes(4, "big")
+            entries = [Entry(peer, 1, sha256(peer.encode(), number), 10, 4, b"", Report(step_us=3)) for peer in NAMES]
+            results = tuple(
+                Result(
+                    sha256(b"mean", number), 9, b"", sha256(number, bytes([each])), ((NAMES[0], b"x"), (NAMES[1], b"y"))
+                )
+                for each in range(slices)
+            )
+            value = chain.place.round_value(entries, NAMES, results=results)
+            chain.append(Certificate(0, chain.head, chain.place.view, 0, value, ((NAMES[0], number + b"1234s"),)))
+            chain.seal_all_but(100)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before, after = bytes_after(400), bytes_after(400 + 24 * MOST_IN_BLOCK)  # as many in memory
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / (24 * MOST_IN_BLOCK) < 30, (
+        "bytes a round: a head and its height alone would be over a hundred"
+    )
+    assert all(chain.height_of(chain.head_at(height)) == height for height in range(0, chain.height, 37))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_index_of_blocks_is_as_a_table_of_all_heads(seed: int) -> None:
+    rng, index, heads, starts = random.Random(seed), Index(BlocksInMemory()), list[Digest](), list[int]()
+    for step in range(60):
+        if starts and rng.random() < 0.3:
+            left = rng.randint(0, len(starts))
+            gone = heads[starts[left] :] if left < len(starts) else []
+            index.cut(left)
+            del heads[len(heads) - len(gone) :], starts[left:]
+            assert all(index.height_of(head) is None for head in gone)
+        else:
+            starts.append(len(heads))
+            heads += (block := [sha256(bytes([seed, step]), bytes([each])) for each in range(rng.randint(1, 200))])
+            index.add(block, bytes([step]) * step)
+        assert [index.head_at(height) for height in range(len(heads))] == heads
+        assert [index.height_of(head) for head in heads] == list(range(len(heads)))
+        assert index.height_of(sha256(bytes([step]))) is None
+        for number in range(len(starts)):
+            assert len(start := index.start(number)) == (start[0] if start else 0)
+
+
+def test_a_disk_that_takes_no_index_leaves_all_in_memory_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = extended(Chain(GENESIS), 300)
+    certificates, blocks = list(chain.certificates), write_blocks(chain.store, 0, list(chain.certificates[:200]))
+    real = BlocksInMemory.append
+    with monkeypatch.context() as broken:
+        broken.setattr(
+            BlocksInMemory, "append", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
+        assert chain.seal(blocks)
+        assert not chain.blocks
+    assert BlocksInMemory.append is real
+    assert chain.seal(blocks)
+    assert chain.blocks[-1].stop == 200
+    assert list(chain.certificates) == certificates
 
 
 def test_blocks_of_another_branch_seal_nothing() -> None:

@@ -79,6 +79,15 @@ def test_in_slices_traffic_does_not_grow_with_the_peers():
     assert of_work(sliced, replace(PACE, peers=3)) == of_work(NEEDS, replace(PACE, peers=3))
 
 
+def test_in_slices_a_disk_does_not_fill_with_the_peers():
+    alike, sliced = (replace(NEEDS, is_sliced=each, codec="int4") for each in (False, True))
+    large = replace(PACE, contribution_bytes=10**6)
+    few, many = (replace(large, peers=count) for count in (3, 64))
+    assert upkeep(sliced, few).disk_bytes == upkeep(alike, few).disk_bytes
+    assert upkeep(sliced, many).disk_bytes < upkeep(sliced, large).disk_bytes < upkeep(alike, large).disk_bytes
+    assert upkeep(sliced, replace(large, codec="topk")).disk_bytes > upkeep(sliced, large).disk_bytes
+
+
 def test_activations_count_by_the_micro_batch_in_both_directions():
     run = cut_into(preset("small"), 3)
     first, middle, last = (activation_bytes(run, stage) for stage in range(3))

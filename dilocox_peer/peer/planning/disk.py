@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dilocox_peer.peer.planning.plan import KEPT_ROUNDS
+from dilocox_peer.peer.planning.sent import AveragedKept
 
 STATE_BYTES = 8  # a parameter: anchor and momentum
 STATES = 4  # three checkpoints, and one that is written
@@ -12,12 +13,12 @@ GB = 1e9
 LOOKS_OVER = 2  # in a row: while a state is written there is one more for a moment
 
 
-def disk_bytes(parameters: int, contribution_bytes: int, peers: int, *, copied: int = 0) -> int:
-    """Of one stage. peers: of it, each with a contribution of contribution_bytes a round; those of the last KEPT_ROUNDS stay, and
-    older ones as long as all of them together are no larger than a state (peer/rounds/replay.py). copied: parameters of the stage whose
-    copy is kept; 0: none."""
+def disk_bytes(parameters: int, kept: AveragedKept, *, copied: int = 0) -> int:
+    """Of one stage. kept: of what its peers average; of the last KEPT_ROUNDS it stays, and of older ones as long as all of it together
+    is no larger than a state (peer/rounds/replay.py). copied: parameters of the stage whose copy is kept; 0: none."""
     state = STATE_BYTES * parameters
-    return STATES * state + max(state, KEPT_ROUNDS * peers * contribution_bytes) + copy_bytes(copied)
+    averaged = max(state, int(KEPT_ROUNDS * kept.a_round)) + int(kept.passing)
+    return STATES * state + averaged + copy_bytes(copied)
 
 
 def copy_bytes(copied: int) -> int:

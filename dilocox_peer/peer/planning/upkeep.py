@@ -7,7 +7,7 @@ the dashboard and the run's page: they differ in where the pace of rounds comes 
                           + messages to each other peer of the stage, and its part of the directory
     received in a round = the others' contributions and messages + activations and gradients + its part of the directory
 
-In slices a contribution goes to fewer, and a result comes on top (sent.py). What is passed on for others comes on top of all. What reads
+In slices a contribution goes to fewer, and a result comes on top; a disk has fewer contributions, and results (sent.py). What is passed on for others comes on top of all. What reads
 statuses loads this, so the model's libraries are loaded where a stage is looked at.
 """
 
@@ -17,7 +17,7 @@ from typing import Self
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import StageSize
 from dilocox_peer.peer.planning.disk import STATE_BYTES, disk_bytes
-from dilocox_peer.peer.planning.sent import contributions_sent
+from dilocox_peer.peer.planning.sent import contributions_kept, contributions_sent
 
 DAY_S = 86400.0
 KEPT_SHARE = (
@@ -116,8 +116,9 @@ def talk_of_round(pace: RoundPace) -> float:
 
 def disk(needs: StageNeeds, pace: RoundPace) -> int:
     """Bytes, shards of data and log files apart."""
-    blob, peers = int(pace.contribution_bytes), max(1, round(pace.peers))
-    return disk_bytes(needs.parameters, blob, peers, copied=needs.copied) + needs.frozen_bytes
+    peers, codec = max(1, round(pace.peers)), pace.codec or needs.codec
+    kept = contributions_kept(peers, pace.contribution_bytes, needs.parameters, codec, is_sliced=needs.is_sliced)
+    return disk_bytes(needs.parameters, kept, copied=needs.copied) + needs.frozen_bytes
 
 
 def first_disk(manifest: Manifest, needs: StageNeeds, peers: int) -> int:

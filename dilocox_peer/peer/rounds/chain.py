@@ -6,27 +6,23 @@ the later one, on whatever branches they are.
 """
 
 import itertools
+from array import array
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.rounds.directing import Authority
-from dilocox_peer.peer.rounds.past import (
-    MOST_IN_BLOCK,
-    Block,
-    BlocksInMemory,
-    BlockStore,
-    Certificates,
-    Past,
-    write_blocks,
-)
+from dilocox_peer.peer.rounds.index import Index
+from dilocox_peer.peer.rounds.past import MOST_IN_BLOCK, Block, BlockStore, Certificates, Past
 from dilocox_peer.peer.rounds.seats import EVERYBODY, Seats, SeatTerms
 from dilocox_peer.peer.rounds.slices import Sharing
-from dilocox_peer.types import Digest, PeerId, sha256
+from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Averaged, Certificate, Entry, Kind, Plan, Result, Value, acceptance
+from dilocox_peer.wire.declared import Parser, encode
 from dilocox_peer.wire.directives import Directive
 
 Verifier = Callable[[PeerId, bytes, bytes], bool]
@@ -75,20 +71,6 @@ def is_quorum(peers: Collection[PeerId], roster: Sequence[PeerId]) -> bool:
     if 2 * present == len(roster):
         return bool(roster) and roster[0] in peers
     return 2 * present > len(roster)
-
-
-def rank_of(head: Digest, peer: PeerId) -> bytes:
-    """Order in which peers lead at a head; changes with every head, so a slow leader does not stay one."""
-    return sha256(head, peer.encode())
-
-
-def by_rank(peers: Iterable[PeerId], head: Digest) -> list[PeerId]:
-    """The peers in the order in which they lead at head."""
-    return sorted(peers, key=lambda peer: rank_of(head, peer))
-
-
-def leader(roster: Sequence[PeerId], head: Digest, ballot: int) -> PeerId:
-    return by_rank(roster, head)[ballot % len(roster)]
 
 
 def majority_digest(entries: Iterable[Entry]) -> bytes:
@@ -152,6 +134,15 @@ class Place:
             authority=self.authority, directive=value.directive or self.directive,
             sharing=self.sharing and self.sharing.after(value),
         )  # fmt: skip
+
+    def packed(self) -> bytes:
+        """For `unpacked`, in a file that this process alone reads."""
+        return encode(replace(self, authority=None))
+
+    @staticmethod
+    def unpacked(raw: bytes, genesis: "Place") -> "Place":
+        """genesis: where the same chain begins."""
+        return replace(_PLACE.read(raw), authority=genesis.authority)
 
     @property
     def is_sliced(self) -> bool:
@@ -287,6 +278,9 @@ class Place:
         return None
 
 
+_PLACE = Parser[Place](Place, "a place of a chain", 1 << 24, is_canonical=False)
+
+
 # ---- the chain ------------------------------------------------------------------------------------------------------
 
 
@@ -298,15 +292,14 @@ class Chain:
         self, genesis: Place, certificates: Iterable[Certificate] = (), store: BlockStore | None = None
     ) -> None:
         """store: for blocks; None: in memory."""
-        self._past = Past(store if store is not None else BlocksInMemory())
-        self._starts: list[Place] = []  # where each block begins
+        self._past = Past(store)
+        self._index = Index(self._past.store)  # of what is in blocks
         self._newest: list[Certificate] = []
         self._places: list[Place] = [genesis]  # from where the newest begin
         self._genesis = genesis
-        self._heads: list[Digest] = [genesis.head]
-        self._heights: dict[Digest, int] = {genesis.head: 0}
+        self._heights: dict[Digest, int] = {genesis.head: 0}  # of those places
         self._votes: OrderedDict[int, dict[PeerId, int]] = OrderedDict()
-        self._view_changes: list[int] = []
+        self._view_changes = array("I")
         self.place = genesis
         for certificate in certificates:
             self.append(certificate)
@@ -317,25 +310,20 @@ class Chain:
 
     @property
     def height(self) -> int:
-        return len(self._heads) - 1
+        return self.place.height
 
     @property
     def certificates(self) -> Sequence[Certificate]:
         """All of them, as they are by now; do not modify."""
-        return Certificates(self._past, self._newest, self._heights) if self._past.count else self._newest
+        return Certificates(self._past, self._newest, self.height_of) if self._past.count else self._newest
 
     def as_it_is(self) -> Sequence[Certificate]:
         """All of them, whatever becomes of the chain: for another thread."""
         return (
-            Certificates(self._past.copy(), list(self._newest), self._heights)
+            Certificates(self._past.copy(), list(self._newest), self.height_of)
             if self._past.count
             else tuple(self._newest)
         )
-
-    @property
-    def heads(self) -> Sequence[Digest]:
-        """From genesis on; do not modify."""
-        return self._heads
 
     def view_changes(self, start: int) -> Sequence[int]:
         """Heights from start on that a view change follows."""
@@ -349,28 +337,35 @@ class Chain:
         for latest in self._votes.values():
             _count_votes(latest, certificate)
         self.place = self.place.then(certificate)
-        self._heads.append(self.place.head)
         self._heights[self.place.head] = self.height
         self._places.append(self.place)
 
     def seal(self, blocks: Iterable[Block]) -> bool:
-        """Of certificates that lie in these blocks by now none is kept in memory. blocks: from the first certificate on. Whether they are
-        this chain's: it may be another branch since they were written."""
-        for block in blocks:
-            if block.stop <= self._past.count:
-                continue
-            if block.first != self._past.count or block.stop > self.height or self._heads[block.stop] != block.last:
-                return False
-            self._past.add(block)
-            self._starts.append(self._places[0])
-            self._newest = self._newest[block.count :]  # who was given the list has it still
-            self._places = self._places[block.count :]
+        """Of certificates that lie in these blocks by now none is kept in memory, as far as the disk takes the index of them. blocks: from the
+        first certificate on. Whether they are this chain's: it may be another branch since they were written."""
+        with suppress(OSError):
+            return self._seal(blocks)
         return True
 
     def seal_all_but(self, newest: int) -> None:
         """Writes blocks itself. Raises OSError."""
         if len(self._newest) >= newest + MOST_IN_BLOCK:
-            self.seal(write_blocks(self._past.store, self._past.count, self._newest[:-newest]))
+            self._seal(self._past.write(self._newest[:-newest]))
+
+    def _seal(self, blocks: Iterable[Block]) -> bool:
+        for block in blocks:
+            if block.stop <= self._past.count:
+                continue
+            if block.first != self._past.count or block.stop > self.height or self.head_at(block.stop) != block.last:
+                return False
+            heads = [place.head for place in self._places[: block.count]]
+            self._index.add(heads, self._places[0].packed())
+            self._past.add(block)
+            self._newest = self._newest[block.count :]  # who was given the list has it still
+            self._places = self._places[block.count :]
+            for head in heads:
+                del self._heights[head]
+        return True
 
     @property
     def blocks(self) -> Sequence[Block]:
@@ -385,14 +380,8 @@ class Chain:
     def become(self, other: "Chain") -> None:
         """From here on this is the other one, which is not used any more. It goes on from what we have."""
         assert other.height_of(self.head) is not None, "a chain that does not hold our head"
-        self._past, self._starts, self._newest, self._places = (
-            other._past,
-            other._starts,
-            other._newest,
-            other._places,
-        )
-        self._heads, self._heights, self.place = other._heads, other._heights, other.place
-        self._view_changes = other._view_changes
+        self._past, self._index, self._newest, self._places = other._past, other._index, other._newest, other._places
+        self._heights, self.place, self._view_changes = other._heights, other.place, other._view_changes
         self._votes.clear()
 
     def truncate(self, height: int) -> list[Certificate]:
@@ -402,25 +391,28 @@ class Chain:
         if dropped:
             self._votes.clear()
         if height < self._past.count:
-            self._newest = self._past.cut(height)
-            starts = self._starts[len(self._past.blocks) :]
-            del self._starts[len(self._past.blocks) :]
-            self._places = [starts[0]]
+            start = self._start(self._past.index_of(height))
+            self._newest, self._places = self._past.cut(height), [start]
             for certificate in self._newest:
                 self._places.append(self._places[-1].then(certificate))
+            self._index.cut(len(self._past.blocks))
+            self._heights = {place.head: place.height for place in self._places}
         else:
+            for place in self._places[height - self._past.count + 1 :]:
+                del self._heights[place.head]
             del self._newest[height - self._past.count :]
             del self._places[height - self._past.count + 1 :]
-        for head in self._heads[height + 1 :]:
-            del self._heights[head]
-        del self._heads[height + 1 :]
         del self._view_changes[bisect_left(self._view_changes, height) :]
         self.place = self._places[-1]
         return dropped
 
     def height_of(self, head: Digest) -> int | None:
         """Where head is in this chain (genesis 0), None if it is not."""
-        return self._heights.get(head)
+        height = self._heights.get(head)
+        return self._index.height_of(head) if height is None else height
+
+    def __contains__(self, head: object) -> bool:
+        return isinstance(head, bytes) and self.height_of(Digest(head)) is not None
 
     def votes_since(self, height: int) -> VoteOrders:
         """The order of each signer's latest vote on what follows this height; kept up to date for the few heights that are asked for
@@ -432,19 +424,23 @@ class Chain:
         return self._votes[height]
 
     def head_at(self, height: int) -> Digest:
-        return self._heads[height]
+        first = self._past.count
+        return self._places[height - first].head if height >= first else self._index.head_at(height)
 
     def place_at(self, height: int) -> Place:
         first = self._past.count
         if height >= first:
             return self._places[height - first]
-        index = self._past.index_of(height)
-        place = self._starts[index]
+        place = self._start(index := self._past.index_of(height))
         return place_after(place, self._past.block(index)[: height - place.height])
+
+    def _start(self, index: int) -> Place:
+        """Where a block begins."""
+        return Place.unpacked(self._index.start(index), self._genesis) if index else self._genesis
 
     def newest_heads(self, count: int) -> tuple[Digest, ...]:
         """The last of our heads, oldest first; genesis is one."""
-        return tuple(self._heads[-count:])
+        return tuple(map(self.head_at, range(max(self.height + 1 - count, 0), self.height + 1)))
 
     def locator(self) -> list[Digest]:
         """Heads newest first, thinning out towards genesis: enough for anyone to find a near common ancestor."""

@@ -11,7 +11,6 @@ from dilocox_peer.wire.chain import Certificate, Entry, Thing
 MAX_SOURCES = 8
 EARLY_RETRY_S, EARLY_GROWTH = 0.25, 1.25  # seconds, and how much longer each time
 MOST_GROWN = 32  # times: a head may stand for hours
-PASSING_ROUNDS = 2  # that slices of contributions stay to be had: whoever doubts a result can look
 
 
 @dataclass(slots=True)

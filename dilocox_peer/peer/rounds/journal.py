@@ -1,8 +1,10 @@
 """rounds.log on disk: the shell of durable.py. Appends and flushes; what has grown it compacts, with older certificates in rounds.past."""
 
 import os
+import tempfile
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,8 @@ from dilocox_peer.peer.rounds.durable import (
     load_log,
     newest_left,
 )
-from dilocox_peer.peer.rounds.past import Block, BlockStore, Certificates, Past, blocks_in, write_blocks
+from dilocox_peer.peer.rounds.past import Block, BlocksInMemory, BlockStore, Certificates, Past, blocks_in, write_blocks
+from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
 
 COMPACT_BYTES = 4 * 1024 * 1024  # by which the log has grown
@@ -30,10 +33,22 @@ PAST = ".past"  # of the file of blocks beside the log
 class BlockFile:
     """Blocks of certificates in a file that grows at its end. Any thread may read."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens or makes it. Raises OSError."""
+    def __init__(self, folder: Path, file: int) -> None:
+        """file: open in folder; from here on it is closed by this."""
+        self._folder = folder
         self._lock = threading.Lock()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = file
+        self._at_end = weakref.finalize(self, os.close, file)
+
+    @classmethod
+    def at(cls, path: Path) -> "BlockFile":
+        """Opens or makes it. Raises OSError."""
+        return cls(path.parent, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+    def aside(self) -> "BlockFile":
+        """As of BlockStore: a file without a name, in the same folder."""
+        with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
+            return BlockFile(self._folder, os.dup(file.fileno()))
 
     @property
     def size_bytes(self) -> int:
@@ -67,9 +82,8 @@ class BlockFile:
 
     def close(self) -> None:
         with self._lock:
-            file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+            self._file = -1
+        self._at_end()
 
 
 class Journal:
@@ -82,7 +96,7 @@ class Journal:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         sweep_parts(path.parent)
         self._path = path
-        self.store = BlockFile(path.with_suffix(PAST))
+        self.store = BlockFile.at(path.with_suffix(PAST))
         try:
             self._begin(genesis)
         except BaseException:
@@ -130,8 +144,21 @@ class Journal:
         self._take(durable)
         return self._compact_if_grown()
 
+    @property
+    def height(self) -> int:
+        """Certificates that the log has."""
+        return self._past.count + len(self._newest)
+
+    def held_of(self, height_of: Callable[[Digest], int | None]) -> int:
+        """How many certificates of a chain the log has from the first on; of those in blocks, whole blocks are counted. height_of: of the
+        chain."""
+        for certificate in reversed(self._newest):
+            if (height := height_of(certificate.head)) is not None:
+                return height
+        return next((block.stop for block in reversed(self._past.blocks) if height_of(block.last) is not None), 0)
+
     def forget(self) -> None:
-        """What was loaded, which somebody else has by now: it takes as much memory as the whole chain's heads."""
+        """What was loaded, which somebody else has by now: it holds the newest certificates, and an index."""
         self.chain = Chain(self.chain.place_at(0))
         self.loaded = LoadedLog(None, 0, "")
 
@@ -156,7 +183,7 @@ class Journal:
         self._file.close()
         self._open()
         self._compact_at = self._size_bytes + COMPACT_BYTES
-        return list(self._past.blocks)
+        return self._past.copy().blocks
 
     def _open(self) -> None:
         self._file = self._path.open("ab", buffering=0)  # what could not be written must not come out later
@@ -186,7 +213,7 @@ class Journal:
         with suppress(OSError):
             self._compact()
         self._compact_at = self._size_bytes + COMPACT_BYTES
-        return list(self._past.blocks) if self._past.count != count else ()
+        return self._past.copy().blocks if self._past.count != count else ()
 
     def _compact(self) -> None:
         before, newest = self._past.copy(), self._newest
@@ -235,6 +262,9 @@ class _ReadOnly:
     def read(self, at: int, size_bytes: int) -> bytes:
         with self._path.open("rb") as file:
             return os.pread(file.fileno(), size_bytes, at)
+
+    def aside(self) -> BlockStore:
+        return BlocksInMemory()
 
 
 def _load(raw: bytes, genesis: Place, store: BlockStore) -> tuple[LoadedLog, Chain]:

@@ -33,7 +33,7 @@ from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, JudgingPlanner, Planner
 from dilocox_peer.peer.rounds.adoption import PLANNED_FROM, Adoption, Wait
 from dilocox_peer.peer.rounds.anchorage import Anchorage
-from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, leader
+from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier
 from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import (
     Action,
@@ -66,6 +66,7 @@ from dilocox_peer.peer.rounds.heartbeats import Heartbeats
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.passing import Passing
+from dilocox_peer.peer.rounds.ranks import leader
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.replay import Replay
 from dilocox_peer.peer.rounds.schedule import Schedule

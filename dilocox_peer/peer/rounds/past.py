@@ -7,14 +7,15 @@ of all that begin where it does, or later. So a branch that is left overwrites n
 import struct
 import threading
 import zlib
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, overload
 
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.types import Digest
+from dilocox_peer.types import DIGEST_BYTES, Digest
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
 
 MOST_IN_BLOCK = 64
@@ -57,6 +58,10 @@ class BlockStore(Protocol):
         """Fewer bytes at the end. Raises OSError."""
         ...
 
+    def aside(self) -> "BlockStore":
+        """An empty one beside it, which is gone with who asked for it. Raises OSError."""
+        ...
+
 
 class BlocksInMemory:
     """For a chain that nothing is to outlive: compressed, it takes a fifth of the room."""
@@ -77,6 +82,9 @@ class BlocksInMemory:
 
     def read(self, at: int, size_bytes: int) -> bytes:
         return bytes(self._raw[at : at + size_bytes])
+
+    def aside(self) -> BlockStore:
+        return BlocksInMemory()
 
 
 def write_blocks(store: BlockStore, first: int, certificates: Sequence[Certificate]) -> list[Block]:
@@ -132,44 +140,97 @@ def _certificates(payload: bytes, frame: bytes, at: int) -> list[Certificate]:
         raise ValueError(f"a block of certificates at byte {at}: {error}") from None
 
 
+class Blocks(Sequence[Block]):
+    """In a row from the first certificate on, in 52 bytes each: of large certificates a block has few, so there are many."""
+
+    def __init__(self, blocks: Iterable[Block] = ()) -> None:
+        self._firsts, self._at, self._sizes, self._lasts = array("Q"), array("Q"), array("I"), bytearray()
+        self.stop = 0  # certificates
+        for block in blocks:
+            self.append(block)
+
+    def append(self, block: Block) -> None:
+        assert block.first == self.stop, f"a block after {block.first} certificates where {self.stop} are known"
+        self._at.append(block.at)
+        self._sizes.append(block.size_bytes)
+        self._lasts += block.last
+        self._firsts.append(block.first)
+        self.stop = block.stop
+
+    def pop(self) -> Block:
+        block = self[-1]
+        for values in (self._firsts, self._at, self._sizes):
+            values.pop()
+        del self._lasts[-DIGEST_BYTES:]
+        self.stop = block.first
+        return block
+
+    def copy(self) -> "Blocks":
+        copied = Blocks()
+        copied._firsts, copied._at, copied._sizes = self._firsts[:], self._at[:], self._sizes[:]
+        copied._lasts, copied.stop = self._lasts[:], self.stop
+        return copied
+
+    def index_of(self, number: int) -> int:
+        """Where the block is that holds certificate `number`, from 0."""
+        return bisect_right(self._firsts, number) - 1
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    @overload
+    def __getitem__(self, index: int) -> Block: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Block]: ...
+    def __getitem__(self, index: int | slice) -> Block | list[Block]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        first = self._firsts[number]
+        stop = self._firsts[number + 1] if number + 1 < len(self) else self.stop
+        last = Digest(bytes(self._lasts[DIGEST_BYTES * number : DIGEST_BYTES * (number + 1)]))
+        return Block(first, stop - first, self._at[number], self._sizes[number], last)
+
+
 class Past:
     """The blocks of one chain, from its first certificate on. One thread adds and cuts; others may read what is there to stay."""
 
-    def __init__(self, store: BlockStore, blocks: Sequence[Block] = ()) -> None:
-        self.store = store
-        self._blocks = list(blocks)
-        self._firsts = [block.first for block in blocks]
+    def __init__(self, store: BlockStore | None = None, blocks: Iterable[Block] = ()) -> None:
+        """store: None: in memory."""
+        self.store = store if store is not None else BlocksInMemory()
+        self._blocks = blocks.copy() if isinstance(blocks, Blocks) else Blocks(blocks)
         self._at_hand: OrderedDict[int, list[Certificate]] = OrderedDict()  # by their place in the store
         self._lock = threading.Lock()  # of what is at hand
 
     @property
     def count(self) -> int:
         """Certificates."""
-        return self._blocks[-1].stop if self._blocks else 0
+        return self._blocks.stop
 
     @property
     def blocks(self) -> Sequence[Block]:
         return self._blocks
 
+    def write(self, certificates: Sequence[Certificate]) -> list[Block]:
+        """What follows, to be added. Raises OSError."""
+        return write_blocks(self.store, self.count, certificates)
+
     def add(self, block: Block) -> None:
-        assert block.first == self.count, f"a block after {block.first} certificates where {self.count} are known"
         self._blocks.append(block)
-        self._firsts.append(block.first)
 
     def cut(self, count: int) -> list[Certificate]:
         """Only whole blocks of the first `count` certificates stay; gives back those of the first `count` that are in no block now."""
         rest: list[Certificate] = []
-        while self._blocks and self._blocks[-1].stop > count:
+        while self._blocks.stop > count:
             block = self._blocks[-1]
             if block.first < count:
                 rest = self._read(block)[: count - block.first]
             self._blocks.pop()
-            self._firsts.pop()
         return rest
 
     def index_of(self, number: int) -> int:
         """Where the block is that holds certificate `number`, from 0."""
-        return bisect_right(self._firsts, number) - 1
+        return self._blocks.index_of(number)
 
     def block(self, index: int) -> list[Certificate]:
         """What the block holds; do not modify. Raises OSError, ValueError."""
@@ -204,10 +265,11 @@ class Past:
 class Certificates(Sequence[Certificate]):
     """Of a chain whose older ones are sealed."""
 
-    def __init__(self, past: Past, newest: list[Certificate], heights: Mapping[Digest, int]) -> None:
+    def __init__(self, past: Past, newest: list[Certificate], height_of: Callable[[Digest], int | None]) -> None:
+        """height_of: of the chain as it is by now."""
         self._past = past
         self._newest = newest
-        self._heights = heights
+        self._height_of = height_of
 
     @property
     def store(self) -> BlockStore:
@@ -220,7 +282,7 @@ class Certificates(Sequence[Certificate]):
 
     def height_of(self, head: Digest) -> int | None:
         """As of Chain."""
-        height = self._heights.get(head)
+        height = self._height_of(head)
         return height if height is not None and height <= len(self) else None
 
     def __len__(self) -> int:

@@ -10,10 +10,11 @@ from statistics import median
 
 from dilocox_peer.contract import Note
 from dilocox_peer.events_of_states import LinkTooSlow
+from dilocox_peer.peer.planning.sent import PASSING_ROUNDS
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import BlobPart, FetchBlob
-from dilocox_peer.peer.rounds.holdings import PASSING_ROUNDS, Holdings
+from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import MAX_REPLAYED, Timing
 from dilocox_peer.types import PeerId

@@ -7,12 +7,13 @@ from typing import Any
 
 from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.planning.planner import JudgingPlanner
-from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, Verifier, by_rank, is_quorum, is_vote, vote_for
+from dilocox_peer.peer.rounds.chain import ORDER_BYTES, Place, Verifier, is_quorum, is_vote, vote_for
 from dilocox_peer.peer.rounds.conduct import Conduct
 from dilocox_peer.peer.rounds.contract import Persist, Send
 from dilocox_peer.peer.rounds.directing import Directing
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.justified import promise_statement
+from dilocox_peer.peer.rounds.ranks import by_rank
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Plan, Value, acceptance

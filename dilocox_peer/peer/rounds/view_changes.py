@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.arrivals import Arrivals
-from dilocox_peer.peer.rounds.chain import Chain, is_quorum, rank_of
+from dilocox_peer.peer.rounds.chain import Chain, is_quorum
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.ranks import rank_of
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId

@@ -92,10 +92,9 @@ class Annals:
         """Whether the run's last round is certified."""
         return self._plans.total_steps is not None and ends_run(self._chain, self._chain.height, self._plans)
 
-    @property
-    def heads(self) -> Sequence[Digest]:
-        """From genesis on; do not modify."""
-        return self._chain.heads
+    def height_of(self, head: Digest) -> int | None:
+        """None: it is not in this chain."""
+        return self._chain.height_of(head)
 
     def surely(self, after: Digest | None = None) -> Sequence[Certificate]:
         """The certificates after this head, of the chain up to the first view change that no quorum has signed or followed, nor the owner

@@ -9,9 +9,10 @@ from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.rounds.chain import Verifier
+from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.peer.rounds.past import Block
 from dilocox_peer.peer.state.backup import CHECKPOINTS, Annals, Backup, copy_folder, reached_with
-from dilocox_peer.peer.state.chain_log import ChainLog, Growth, read_chain
+from dilocox_peer.peer.state.chain_log import ChainLog, read_chain
 from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import verify
@@ -82,15 +83,15 @@ class BackupStore:
         (self._folder / "chain").unlink(missing_ok=True)  # as copies were before: written anew with every round
         return self._log.annals
 
-    def unwritten(self) -> Growth | None:
+    def unwritten(self) -> Durable | None:
         """What the disk lacks of the open chain, None: nothing."""
         return self._opened.unwritten()
 
-    def write_chain(self, growth: Growth) -> Sequence[Block]:
+    def write_chain(self, growth: Durable) -> Sequence[Block]:
         """The chain has gone on, with the state in it. For `settle`. Raises OSError."""
         return self._opened.write(growth)
 
-    def save(self, state: AnchorState, growth: Growth | None) -> Sequence[Block]:
+    def save(self, state: AnchorState, growth: Durable | None) -> Sequence[Block]:
         """Replaces the state that is there, as the chain with this growth proves it; killed at any point, the old one or the new one can be
         loaded. For `settle`. Raises OSError."""
         path = write_checkpoint(self._folder / CHECKPOINTS, self._manifest.run_id, state, keep=2)

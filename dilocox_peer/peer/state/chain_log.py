@@ -8,7 +8,6 @@ import errno
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox_peer.errors import ProtocolError
@@ -19,17 +18,7 @@ from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.journal import Journal, read_log
 from dilocox_peer.peer.rounds.past import MOST_IN_BLOCK, Block
 from dilocox_peer.peer.state.backup import Annals
-from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """What a log lacks of a chain as it was at a moment. heads: those after the first `keep`, genesis among them."""
-
-    keep: int
-    heads: Sequence[Digest]
-    durable: Durable
 
 
 class ChainLog:
@@ -47,28 +36,22 @@ class ChainLog:
         except BaseException:
             self._journal.close()
             raise
-        self._heads = list(self.annals.heads)  # that the log has
         self._journal.forget()
 
-    def unwritten(self) -> Growth | None:
-        """None: the log has the chain as it is."""
-        heads, keep = self.annals.heads, min(len(self.annals.heads), len(self._heads))  # with genesis, which is in both
-        while heads[keep - 1] != self._heads[keep - 1]:
-            keep -= 1
-        if keep == len(heads) == len(self._heads):
+    def unwritten(self) -> Durable | None:
+        """What the log lacks of the chain as it is now. None: nothing."""
+        keep = self._journal.held_of(self.annals.height_of)
+        if keep == self.annals.place.height == self._journal.height:
             return None
-        appended = tuple(self.annals.certificates[keep - 1 :])
-        return Growth(keep, heads[keep:], Durable(keep - 1, appended, Votes(heads[-1])))
+        return Durable(keep, tuple(self.annals.certificates[keep:]), Votes(self.annals.place.head))
 
-    def write(self, growth: Growth) -> Sequence[Block]:
+    def write(self, growth: Durable) -> Sequence[Block]:
         """Blocking. Gives back the blocks that all older certificates are in, if more have gone into some. Raises OSError: the log is as
         it was."""
         with self._writing:
             if self._is_closed:
                 raise OSError(errno.EBADF, "the log of a chain is closed")
-            blocks = self._journal.write(growth.durable)
-            self._heads[growth.keep :] = growth.heads
-            return blocks
+            return self._journal.write(growth)
 
     def settle(self, blocks: Sequence[Block]) -> None:
         """What lies in these need not be in memory."""

@@ -13,7 +13,7 @@ import json
 import mmap
 import re
 import struct
-from collections.abc import Collection
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,14 +116,13 @@ class GrowingCheckpoint:
         self._file.discard()
 
 
-def load_newest(folder: Path, run_id: RunId, layout: Layout, *, among: Collection[Digest] | None = None) -> LoadedState:
+def load_newest(folder: Path, run_id: RunId, layout: Layout, *, among: Container[Digest] | None = None) -> LoadedState:
     """The newest state in folder that verifies for this run, and what was wrong with newer files. among: the heads that it
     may be at, None: any."""
     damaged: list[str] = []
-    allowed = None if among is None else {head.hex() for head in among}
     for path in stored_checkpoints(folder):
         try:
-            if allowed is not None and _read_header(path)[0]["__metadata__"].get("head") not in allowed:
+            if among is not None and _head_of(path) not in among:
                 continue
             return LoadedState(read_checkpoint(path, run_id, layout), tuple(damaged))
         except (StateCorrupt, OSError) as error:
@@ -135,7 +134,7 @@ def read_head(folder: Path, run_id: RunId, layout: Layout, head: Digest) -> Anch
     """The state at head, if a checkpoint of it is in folder and verifies."""
     for path in stored_checkpoints(folder):
         try:
-            if _read_header(path)[0]["__metadata__"].get("head") == head.hex():
+            if _head_of(path) == head:
                 return read_checkpoint(path, run_id, layout)
         except (StateCorrupt, OSError):
             continue
@@ -203,6 +202,14 @@ def _tensors(layout: Layout) -> dict[str, Any]:
             offsets = [shift + 4 * start, shift + 4 * stop]
             found[f"{part}.{spec.name}"] = {"dtype": "F32", "shape": list(spec.shape), "data_offsets": offsets}
     return found
+
+
+def _head_of(path: Path) -> Digest:
+    """b"" for what is none. Raises StateCorrupt, OSError."""
+    try:
+        return Digest(bytes.fromhex(_read_header(path)[0]["__metadata__"].get("head", "")))
+    except ValueError:
+        return Digest(b"")
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:

@@ -83,7 +83,7 @@ class Keeper:
         self._writing: Future[None] = Future()  # of _newest, while there is one
         self._layout = layout_of(manifest, stage)
         # Of our own chain alone: a branch given up for a heavier one with fewer rounds leaves files with higher numbers.
-        among = self.chain.heads if self.durable else None
+        among = self.chain if self.durable else None
         loaded = load_newest(self.checkpoints, manifest.run_id, self._layout, among=among)
         for complaint in loaded.damaged:
             listener(Remark(f"a checkpoint is damaged and not used: {complaint}"))
