@@ -9,7 +9,7 @@ bound in slices: 1.1 x (2 contributions + 1 result). Expected beforehand: (n - 1
 messages. seconds: between two rounds. CPU: of each peer's process and its network daemon, a round; of it what merging takes
 (slices_worker.py), which is to be the same whatever n is. --keep: the bootstrap keeps the run, and
 fetches a contribution, a result and now and then a state for that (docs/deployment.md). --slow: the first peer may send so many Mbit/s (--max-upload), all others what they like;
-beside it how long one contribution takes at that rate. On the disk: the most that a peer had of contributions, results and the like, looked at every second, beside what
+beside it how long one contribution takes at that rate. On the disk: what a peer has at the end of contributions, results and the like, beside what
 doctor, plan and join reckon for it, which is reached once the run has had as many rounds as are kept (16, so --rounds 16 or more).
 """
 
@@ -65,11 +65,8 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
         first = max(swarm.of(labels[0], "RoundCertified")[-1]["round"], FIRST)
         samples: list[tuple[float, int]] = []
         sampling = asyncio.create_task(_sample(samples))
-        stored = Counter[str]()
-        looking = asyncio.create_task(_look_at_disks(swarm.folder, labels, stored))
         await swarm.until(lambda: reached(first + arguments.rounds), peers, 1200)
         sampling.cancel()
-        looking.cancel()
         cpu = [(_cpu_s(peer.process.pid) - was) for peer, was in zip(peers, before, strict=True)]
         merge_s = [_seconds(path) - was for path, was in zip(merging, merged_before, strict=True)]
         at = {record["round"]: record["time"] for record in swarm.of(labels[0], "RoundCertified")}
@@ -84,6 +81,9 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
             sent += [record["bytes_sent"] for record in of_label]
             missing += sum(arguments.peers - len(record["contributors"]) for record in of_label)
             gaps += [b["time"] - a["time"] for a, b in itertools.pairwise(of_label)]
+        stored = [
+            _averaged_bytes(swarm.folder, label) for label in labels
+        ]  # once: to look takes processor time from the peers
         whys = Counter(
             re.sub(r"[0-9.]+", "#", why)
             for label in labels
@@ -110,7 +110,7 @@ async def measure(mode: str, arguments: argparse.Namespace) -> str:
         f"{'bound' if mode == 'slices' else 'n - 1 copies'} {bound / 1e3:.1f} kB; on the interface {interface / 1e3:.1f} kB; "
         f"round {statistics.median(gaps):.2f} s (most {max(gaps):.2f}); CPU a peer and round {statistics.mean(cpu) / arguments.rounds:.2f} s, "
         f"of it merging {statistics.mean(merge_s) / arguments.rounds * 1e3:.1f} ms (most {max(merge_s) / arguments.rounds * 1e3:.1f}); "
-        f"on the disk after {first + arguments.rounds} rounds most {max(stored.values()) / 1e6:.2f} MB (least of a peer {min(stored.values()) / 1e6:.2f}), told {told / 1e6:.2f}; "
+        f"on the disk after {first + arguments.rounds} rounds most {max(stored) / 1e6:.2f} MB (least of a peer {min(stored) / 1e6:.2f}), told {told / 1e6:.2f}; "
         f"{f'one contribution at {arguments.slow} Mbit/s: {8e-6 * contribution / arguments.slow:.2f} s; ' if arguments.slow else ''}contributions missing {missing} of {len(sent) * arguments.peers}"
         f"{''.join(f'; {count} x {why}' for why, count in whys.most_common())}"
     )
@@ -121,14 +121,6 @@ async def _sample(samples: list[tuple[float, int]]) -> None:
     while True:
         samples.append((time.time(), sent_bytes("lo")))
         await asyncio.sleep(0.1)
-
-
-async def _look_at_disks(folder: Path, labels: Sequence[str], stored: Counter[str]) -> None:
-    """The most bytes that each peer had of what is averaged, until cancelled."""
-    while True:
-        for label in labels:
-            stored[label] = max(stored[label], await asyncio.to_thread(_averaged_bytes, folder, label))
-        await asyncio.sleep(1.0)
 
 
 def _averaged_bytes(folder: Path, label: str) -> int:
