@@ -34,7 +34,7 @@ def mean_of_topk(count, n=64 * CHUNK):
 
 
 @pytest.mark.parametrize(
-    ("count", "bits", "error"), [(4, 1.35, 0.03), (8, 2.1, 0.03), (16, 3.0, 0.15), (32, 2.6, 0.25)]
+    ("count", "bits", "error"), [(4, 1.35, 0.03), (8, 2.1, 0.03), (16, 2.7, 0.15), (32, 2.6, 0.25)]
 )
 def test_a_mean_of_sparse_contributions_costs_few_bits_and_loses_little(count, bits, error):
     """Less than int2 at the same bits or less: 0.29 to 0.44 at 2.125."""
@@ -49,7 +49,7 @@ def test_where_all_are_multiples_of_a_step_few_of_them_little_is_lost():
     places = torch.randperm(CHUNK, generator=torch.Generator().manual_seed(1))[:900]
     x = torch.zeros(CHUNK)
     x[places] = torch.tensor([0.3, -0.3, 0.6, -0.9, 0.3]).repeat(180)
-    assert float((decoded(CODEC.encode(x), CHUNK) - x).norm()) <= 0.1 * float(x.norm())
+    assert float((decoded(CODEC.encode(x), CHUNK) - x).norm()) <= 0.15 * float(x.norm())
 
 
 @pytest.mark.parametrize("n", [1, CHUNK - 1, CHUNK, GROUP, GROUP + 1, 2 * GROUP + CHUNK + 5])
