@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dilocox_peer.errors import ProtocolError
+from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.network.bulk import PeerGone, PeerSilent
 from dilocox_peer.network.message_answers import (
     ANSWER_S,
@@ -74,7 +74,7 @@ class _MessageLine:
         self.used_at = time.monotonic()
         self.is_over = False
         self._is_retired = False
-        self._is_new = True
+        self._is_new, self._is_silent = True, False
         self._tell, self._on_end = tell, on_end
         self._reader, self._writer = reader, writer
         self._awaited: deque[tuple[int, asyncio.Future[list[str]]]] = deque()  # messages of a batch, and their answer
@@ -85,14 +85,14 @@ class _MessageLine:
 
     async def send(self, num_messages: int, raw: bytes) -> tuple[list[str], int]:
         """In the order of calls, after those that wait because too many were not answered; the answer, and how many bytes went for
-        it. raw: the messages, joined. Raises PeerGone if the line ends before the answer."""
+        it. raw: the messages, joined. Raises PeerGone if the line ends before the answer, PeerSilent if it was given up as silent."""
         self.used_at = time.monotonic()
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         while len(self._awaited) >= MAX_AWAITED and not self.is_over:
             self._answered.clear()
             await self._answered.wait()
         if self.is_over:
-            raise PeerGone(self.peer, "the stream of messages ended")
+            raise self._why_over()
         wants_answer = self._is_new or len(self._awaited) >= UNASKED
         self._is_new = False
         batch = self._packer.pack(num_messages, raw, Asking(self.number, wants_answer, self._tell(self.peer)))
@@ -149,8 +149,13 @@ class _MessageLine:
         while self._awaited:
             _, answer = self._awaited.popleft()
             if not answer.done():
-                answer.set_exception(PeerGone(self.peer, "the stream of messages ended"))
+                answer.set_exception(self._why_over())
                 answer.exception()  # retrieved: nobody may be left to do it
+
+    def _why_over(self) -> PeerUnavailable:
+        if self._is_silent:
+            return PeerSilent(self.peer, "no answer to what was sent before")
+        return PeerGone(self.peer, "the stream of messages ended")
 
     def _is_awaited(self) -> bool:
         return any(not answer.done() for _, answer in self._awaited)
@@ -162,7 +167,9 @@ class _MessageLine:
             self.close()
         return self._task
 
-    def close(self) -> asyncio.Task[None]:
+    def close(self, *, is_silent: bool = False) -> asyncio.Task[None]:
+        """is_silent: for want of answers; then what else waits for one is told so, and not that nobody is there."""
+        self._is_silent = is_silent
         self._task.cancel()
         self._end()  # a task that has not begun does not
         return self._task
@@ -188,6 +195,7 @@ class MessageLines:
         """Why each of these messages is not taken; empty: it is; and how many bytes went for them. Raises PeerUnavailable, PeerSilent after timeout_s. A line that was open
         and ends before the answer is opened once more: messages may come twice then. Raises ValueError for more than a batch may have."""
         raw = join_batch(messages)
+        line: _MessageLine | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 line, is_new = await self._line_to(peer)
@@ -199,7 +207,9 @@ class MessageLines:
                     line, _ = await self._line_to(peer)
                     return await line.send(len(messages), raw)
         except TimeoutError:
-            self.drop([peer])  # it may lead nowhere
+            if line is not None and self._lines.get(peer) is line:  # it may lead nowhere
+                del self._lines[peer]
+                self._keep_till_ended(line.close(is_silent=True))
             raise PeerSilent(peer, f"no answer within {timeout_s:g} s") from None
 
     def taken(self, peer: PeerId, told: Told) -> None:

@@ -298,6 +298,26 @@ async def test_who_never_answers_is_silent_and_its_line_given_up(ends: Ends) -> 
     await asyncio.gather(*lines.close())
 
 
+async def test_what_waits_beside_one_that_is_not_answered_in_time_is_told_of_silence_too() -> None:
+    """Not that nobody is there: that would count as a process that has ended."""
+    opened: list[asyncio.StreamWriter] = []
+
+    async def deaf(_peer: PeerId) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        near, far = socket.socketpair()
+        _, far_writer = await asyncio.open_connection(sock=far)
+        opened.append(far_writer)
+        return await asyncio.open_connection(sock=near)
+
+    lines = MessageLines(deaf, _nothing, _ignored)
+    sent = [asyncio.create_task(lines.send(ME, [b"x"], timeout_s)) for timeout_s in (0.2, 10, 10, 10)]
+    for each in sent:
+        with pytest.raises(PeerSilent):
+            await asyncio.wait_for(each, 5)
+    assert len(opened) == 1
+    opened[0].transport.abort()
+    await asyncio.gather(*lines.close())
+
+
 async def test_a_line_without_use_is_closed_at_both_ends(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_streams, "IDLE_S", 0.05)
     await ends.send([b"x"])
