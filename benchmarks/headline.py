@@ -294,17 +294,19 @@ def write_log(swarm: HomeSwarm, path: Path) -> None:
 # ---- what `plan` tells ----------------------------------------------------------------------------------------------
 
 
-def told_by_plan(case: str, each: Measured, limit: float) -> str:
+def told_by_plan(each: Measured, exchange_s: float, limit: float) -> str:
     """Beside what was measured. limit: tokens a second of all peers, as in the table."""
-    stages = 2 if case in LAYOUTS else 1
-    regime = OF_STAGES if case in LAYOUTS else REGIMES[case]
+    stages = 2 if each.case in LAYOUTS else 1
+    regime = OF_STAGES if each.case in LAYOUTS else REGIMES[each.case]
     manifest = settings_of(regime, each.peers, units=0, stages=stages).manifest()
     # A stage sleeps for batch_s whatever its share; of the whole model a peer makes as much as its busiest stage's share allows.
     tokens_per_s = limit / each.peers * (busiest_share(manifest) if stages > 1 else 1.0)
     line = each.mbit * 1e6
     told = forecast(manifest, Peers(stages * each.peers, line, line, ROUND_TRIP_S, tokens_per_s))
-    exchange = f"{told.exchange_s:.1f} s, was {each.exchange_s:.1f} s ({told.exchange_s / max(each.exchange_s or 0.0, 1e-3) - 1:+.0%})"
-    return f"plan told {told.tokens_per_s:,.0f} tokens/s ({told.tokens_per_s / each.tokens_per_s - 1:+.1%}); exchange {exchange}"
+    return (
+        f"plan told {told.tokens_per_s:,.0f} tokens/s ({told.tokens_per_s / each.tokens_per_s - 1:+.1%}); "
+        f"exchange {told.exchange_s:.1f} s, was {exchange_s:.1f} s ({told.exchange_s / exchange_s - 1:+.0%})"
+    )
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
@@ -370,7 +372,7 @@ def main() -> int:
         commit = header().splitlines()[0].rpartition(" ")[2]
         measured = replace(measured, who=who, at=f"commit {commit}, load {os.getloadavg()[0]:.1f}")
         if measured.exchange_s and measured.tokens_per_s and (limit := limit_of(found, measured)) is not None:
-            measured = replace(measured, more=f"{measured.more}; {told_by_plan(case, measured, limit)}")
+            measured = replace(measured, more=f"{measured.more}; {told_by_plan(measured, measured.exchange_s, limit)}")
         found[f"{case} {peers} {who}"] = measured
         print(f"| {' | '.join(row(found, measured))} |", flush=True)
         for reason in why_missed(found, measured):

@@ -2,13 +2,13 @@
 
 A connection of TCP that leads nowhere says so after half a minute or not at all: one whose line has another address now, whose router has
 forgotten it, or that slept with the computer. So: where this computer has other addresses than before, or has slept, all connections
-are made anew; where a peer that tells something every second is not heard, it is asked something, and so are our relays where nobody is.
+are made anew; where a peer that tells something every few seconds is not heard, it is asked something, and so are our relays where nobody is.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dilocox_peer.peer.rounds.timing import Timing, stretch
+from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import PeerId
 
 SLEPT_S = 25.0  # between two looks; others give a connection up after some 40 s
@@ -47,7 +47,7 @@ class LineWatch:
         found = []
         known = {peer: heard[peer] for peer in connected if peer in heard}
         self._tried = {peer: tried for peer, tried in self._tried.items() if peer in known}
-        silent_s = max(SILENT_S, Timing().alive_s * stretch(len(known) + 1))
+        silent_s = max(SILENT_S, Timing().absent_s(len(known) + 1))
         for peer, last in known.items():
             tried = self._tried.get(peer)
             if now - last <= silent_s:

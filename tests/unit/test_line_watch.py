@@ -81,9 +81,9 @@ def test_our_relays_are_doubted_only_where_nobody_is_heard():
 
 def test_of_many_that_beat_more_seldom_none_is_tried_out_between_two_beats():
     many = [PeerId(f"peer {number}") for number in range(11)]
-    beat_s, alive_s = Timing().beat_s(12), Timing().alive_heartbeats * Timing().beat_s(12)
+    beat_s, absent_s = Timing().beat_s(12), Timing().absent_s(12)
     watch, heard = LineWatch(), dict.fromkeys(many, 0.0)
     assert 2 * beat_s > SILENT_S
     assert not watch.silent(many, heard, 2 * beat_s)  # every second beat may be left out
-    heard[many[0]] = alive_s
-    assert watch.silent(many, heard, alive_s + 1) == many[1:]
+    heard[many[0]] = absent_s
+    assert watch.silent(many, heard, absent_s + 1) == many[1:]

@@ -136,7 +136,7 @@ class Members:
         """With these, as far as it goes on: the more they are, the more seldom each is heard."""
         for peer in roster:
             self.add(peer)
-        self._alive_s = self._timing.alive_s * self._timing.beat_s(len(roster)) / self._timing.heartbeat_s
+        self._alive_s = self._timing.absent_s(len(roster))
 
     def is_linked(self, peer: PeerId, now: float) -> bool:
         """Whether we hear it, and it us, as far as is known."""

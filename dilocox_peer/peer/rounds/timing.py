@@ -67,6 +67,10 @@ class Timing:
         """Between two heartbeats of a member of so large a roster. A process that has ended is noticed sooner, by its connections."""
         return self.heartbeat_s * stretch(num_members)
 
+    def absent_s(self, num_members: int) -> float:
+        """Silence after which a member of so large a roster counts as absent."""
+        return self.alive_heartbeats * self.beat_s(num_members)
+
     @property
     def alive_s(self) -> float:
         """Silence after which a peer counts as absent, where they are few."""
