@@ -39,7 +39,7 @@ class Mutations:
         self.rng = random.Random(seed)
         self._run_id = run_id
         self._key = key
-        self._validator = RecordValidator(run_id, key)
+        self._validator = RecordValidator(run_id, key, time.time)
         self._node_id = node_id_of(raw_peer) or b""
         self._keys = [dht_id(manifest_key(run_id))]
         for stage in range(3):

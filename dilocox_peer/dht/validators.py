@@ -11,7 +11,6 @@ would make one peer's lateness everybody's, because hivemind refuses a dictionar
 """
 
 import struct
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
@@ -60,7 +59,7 @@ class RecordValidator:
 
     priority = 0
 
-    def __init__(self, run_id: RunId, key: SigningKey | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, run_id: RunId, key: SigningKey | None, clock: Callable[[], float]) -> None:
         self._run_id = run_id
         self.key = key
         self._clock = clock

@@ -8,6 +8,7 @@ flush, without its last four bytes, which are always the same, as in RFC 7692), 
 import zlib
 
 from dilocox_peer.errors import ProtocolError
+from dilocox_peer.network.message_answers import ANSWERED_AT_ONCE, Asking
 from dilocox_peer.network.message_frames import MAX_DEFLATED_BYTES, BatchHead, BatchPacking, pack_head, split_batch
 
 WINDOW_BITS = 15  # 32 KiB: a proposal of many members still repeats in its certificate
@@ -21,10 +22,10 @@ class Packer:
     def __init__(self) -> None:
         self._deflate: zlib._Compress | None = None
 
-    def pack(self, num_messages: int, raw: bytes) -> bytes:
+    def pack(self, num_messages: int, raw: bytes, asking: Asking = ANSWERED_AT_ONCE) -> bytes:
         """A batch with its head. raw: the messages, joined (message_frames.join_batch)."""
         if len(raw) > MAX_DEFLATED_BYTES:
-            return pack_head(BatchHead(BatchPacking.NONE, num_messages, len(raw), len(raw))) + raw
+            return pack_head(BatchHead(BatchPacking.NONE, num_messages, len(raw), len(raw), *asking)) + raw
         packing = BatchPacking.GOES_ON
         if self._deflate is None:
             packing = BatchPacking.BEGINS
@@ -32,7 +33,7 @@ class Packer:
         packed = self._deflate.compress(raw) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
         assert packed.endswith(_TAIL)
         packed = packed[: -len(_TAIL)]
-        return pack_head(BatchHead(packing, num_messages, len(raw), len(packed))) + packed
+        return pack_head(BatchHead(packing, num_messages, len(raw), len(packed), *asking)) + packed
 
     def forget(self) -> None:
         """The other end has not looked at a batch: the next begins anew."""

@@ -13,14 +13,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dilocox_peer.errors import ProtocolError
+from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.network.bulk import PeerGone, PeerSilent
+from dilocox_peer.network.message_answers import (
+    ANSWER_S,
+    NOTHING_TOLD,
+    UNASKED,
+    AnswersOwed,
+    Asking,
+    num_answered,
+)
 from dilocox_peer.network.message_frames import (
     ANSWER_HEAD_BYTES,
     HEAD_BYTES,
+    NUMBERS,
     BatchHead,
+    Told,
     join_batch,
-    pack_answer,
     read_answer_head,
     read_head,
     split_answer,
@@ -44,33 +53,49 @@ AdmitMessages = Callable[[PeerId, int, int], str | None]
 """Why so many messages, of so many bytes in all, of a peer are not looked at; None: they are, and count."""
 TakeMessage = Callable[[PeerId, bytes], str]
 """Why a message is not taken; empty: it is."""
+TellTaken = Callable[[PeerId], Told]
+"""What to tell a peer of its batches, along with a batch to it."""
 
 
 class _MessageLine:
-    """To one peer."""
+    """To one peer. number: of the stream, in what both ends say of it."""
 
-    def __init__(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.peer = peer
+    def __init__(
+        self,
+        peer: PeerId,
+        number: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        tell: TellTaken,
+        on_end: Callable[["_MessageLine"], None],
+    ) -> None:
+        """on_end: nothing goes on it any more; what went may be lost."""
+        self.peer, self.number = peer, number
         self.used_at = time.monotonic()
         self.is_over = False
         self._is_retired = False
+        self._is_new, self._is_silent = True, False
+        self._tell, self._on_end = tell, on_end
         self._reader, self._writer = reader, writer
         self._awaited: deque[tuple[int, asyncio.Future[list[str]]]] = deque()  # messages of a batch, and their answer
+        self._told = 0  # batches that were answered, modulo NUMBERS
         self._answered = asyncio.Event()
         self._packer = Packer()
         self._task = asyncio.create_task(self._read(), name=f"line {peer[-6:]}")
 
     async def send(self, num_messages: int, raw: bytes) -> tuple[list[str], int]:
         """In the order of calls, after those that wait because too many were not answered; the answer, and how many bytes went for
-        it. raw: the messages, joined. Raises PeerGone if the line ends before the answer."""
+        it. raw: the messages, joined. Raises PeerGone if the line ends before the answer, PeerSilent if it was given up as silent."""
         self.used_at = time.monotonic()
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         while len(self._awaited) >= MAX_AWAITED and not self.is_over:
             self._answered.clear()
             await self._answered.wait()
         if self.is_over:
-            raise PeerGone(self.peer, "the stream of messages ended")
-        batch = self._packer.pack(num_messages, raw)
+            raise self._why_over()
+        wants_answer = self._is_new or len(self._awaited) >= UNASKED
+        self._is_new = False
+        batch = self._packer.pack(num_messages, raw, Asking(self.number, wants_answer, self._tell(self.peer)))
         self._awaited.append((num_messages, answer))
         self._writer.write(batch)
         with suppress(OSError):  # what reads sees it too
@@ -87,35 +112,50 @@ class _MessageLine:
                     if self._is_awaited() or time.monotonic() - self.used_at < IDLE_S:
                         continue  # who waits for an answer has a deadline
                     return
+                num_taken, num_bytes = read_answer_head(head)
                 async with asyncio.timeout(STALL_S):
-                    body = await self._reader.readexactly(read_answer_head(head))
-                if not self._awaited:
-                    return
-                count, answer = self._awaited[0]
-                reasons = split_answer(count, body)
-                self._awaited.popleft()
-                self._answered.set()
-                if any(reasons):
-                    self._packer.forget()
-                if not answer.done():  # else nobody waits for it any more
-                    answer.set_result(reasons)
-                if self._is_retired and not self._is_awaited():
-                    return
+                    body = await self._reader.readexactly(num_bytes)
+                self.answered(num_taken, body)
         except (OSError, asyncio.IncompleteReadError, ProtocolError, asyncio.CancelledError):
             pass  # whoever waits is told below
         finally:
             self._end()
 
+    def answered(self, num_taken: int, body: bytes = b"") -> None:
+        """So many of its batches are taken. body: of the answer, of the last of them. Raises ProtocolError."""
+        number = num_answered(num_taken, self._told, len(self._awaited))
+        if body and not number:
+            raise ProtocolError(self.peer, "an answer to what was never sent")
+        reasons = split_answer(self._awaited[number - 1][0], body) if body else []
+        for last in range(number, 0, -1):
+            count, answer = self._awaited.popleft()
+            if not answer.done():  # else nobody waits for it any more
+                answer.set_result(reasons if last == 1 and reasons else [""] * count)
+        if number:
+            self._told = num_taken
+            self._answered.set()
+        if any(reasons):
+            self._packer.forget()
+        if self._is_retired and not self._is_awaited():
+            self.close()
+
     def _end(self) -> None:
-        self.is_over = True
+        if not self.is_over:
+            self.is_over = True
+            self._on_end(self)
         self._packer.forget()
         self._answered.set()
         self._writer.transport.abort()
         while self._awaited:
             _, answer = self._awaited.popleft()
             if not answer.done():
-                answer.set_exception(PeerGone(self.peer, "the stream of messages ended"))
+                answer.set_exception(self._why_over())
                 answer.exception()  # retrieved: nobody may be left to do it
+
+    def _why_over(self) -> PeerUnavailable:
+        if self._is_silent:
+            return PeerSilent(self.peer, "no answer to what was sent before")
+        return PeerGone(self.peer, "the stream of messages ended")
 
     def _is_awaited(self) -> bool:
         return any(not answer.done() for _, answer in self._awaited)
@@ -127,7 +167,9 @@ class _MessageLine:
             self.close()
         return self._task
 
-    def close(self) -> asyncio.Task[None]:
+    def close(self, *, is_silent: bool = False) -> asyncio.Task[None]:
+        """is_silent: for want of answers; then what else waits for one is told so, and not that nobody is there."""
+        self._is_silent = is_silent
         self._task.cancel()
         self._end()  # a task that has not begun does not
         return self._task
@@ -136,10 +178,14 @@ class _MessageLine:
 class MessageLines:
     """`send`, and `close` in the end."""
 
-    def __init__(self, open_stream: OpenStream) -> None:
-        """open_stream: to the peer's intake; raises PeerUnavailable."""
+    def __init__(self, open_stream: OpenStream, tell: TellTaken, on_lost: Callable[[PeerId], None]) -> None:
+        """open_stream: to the peer's intake; raises PeerUnavailable. tell: what to tell a peer along with a batch. on_lost: what was told to
+        the peer so may not have come."""
         self._open_stream = open_stream
+        self._tell, self._on_lost = tell, on_lost
         self._lines: dict[PeerId, _MessageLine] = {}
+        self._numbered: dict[tuple[PeerId, int], _MessageLine] = {}  # those that are not over, with the retired ones
+        self._next_number = 1
         self._opening: dict[PeerId, asyncio.Lock] = {}
         self._num_waiting: dict[PeerId, int] = {}
         self._ended: set[asyncio.Task[None]] = set()
@@ -149,6 +195,7 @@ class MessageLines:
         """Why each of these messages is not taken; empty: it is; and how many bytes went for them. Raises PeerUnavailable, PeerSilent after timeout_s. A line that was open
         and ends before the answer is opened once more: messages may come twice then. Raises ValueError for more than a batch may have."""
         raw = join_batch(messages)
+        line: _MessageLine | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 line, is_new = await self._line_to(peer)
@@ -160,8 +207,15 @@ class MessageLines:
                     line, _ = await self._line_to(peer)
                     return await line.send(len(messages), raw)
         except TimeoutError:
-            self.drop([peer])  # it may lead nowhere
+            if line is not None and self._lines.get(peer) is line:  # it may lead nowhere
+                del self._lines[peer]
+                self._keep_till_ended(line.close(is_silent=True))
             raise PeerSilent(peer, f"no answer within {timeout_s:g} s") from None
+
+    def taken(self, peer: PeerId, told: Told) -> None:
+        """The peer has told of batches on a line to it."""
+        if told.line and (line := self._numbered.get((peer, told.line))) is not None:
+            line.answered(told.num_taken)
 
     def renew(self, peers: Collection[PeerId]) -> None:
         """The next messages to these peers go on new lines; what is under way is still answered."""
@@ -200,16 +254,36 @@ class MessageLines:
                 self.drop([peer])
                 while len(self._lines) >= MAX_LINES:
                     self.drop([min(self._lines.values(), key=lambda each: each.used_at).peer])
-                line = self._lines[peer] = _MessageLine(peer, reader, writer)
+                number = self._next_number
+                self._next_number = number % (NUMBERS - 1) + 1
+                line = _MessageLine(peer, number, reader, writer, self._tell, self._over)
+                self._lines[peer] = self._numbered[peer, number] = line
                 return line, True
         finally:
             self._num_waiting[peer] -= 1
             if not self._num_waiting[peer]:
                 del self._num_waiting[peer], self._opening[peer]
 
+    def _over(self, line: _MessageLine) -> None:
+        if self._numbered.get((line.peer, line.number)) is line:
+            del self._numbered[line.peer, line.number]
+        self._on_lost(line.peer)
+
     def _keep_till_ended(self, task: asyncio.Task[None]) -> None:
         self._ended.add(task)
         task.add_done_callback(self._ended.discard)
+
+
+async def _next_head(stream: "_Stream", reader: asyncio.StreamReader) -> bytes:
+    """What waits to be answered is, if no batch goes the other way meanwhile."""
+    if stream.owed.num_owed:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                return await reader.readexactly(HEAD_BYTES)
+        if (answer := stream.owed.due()) is not None:
+            stream.writer.write(answer)
+    async with asyncio.timeout(KEPT_S):
+        return await reader.readexactly(HEAD_BYTES)
 
 
 @dataclass(slots=True, eq=False)
@@ -217,11 +291,13 @@ class _Stream:
     peer: PeerId
     is_stranger: bool
     task: asyncio.Task[Any]
+    writer: asyncio.StreamWriter
     used_at: float = field(default_factory=time.monotonic)
+    owed: AnswersOwed = field(default_factory=AnswersOwed)
 
 
 class MessageIntake:
-    """`on_stream` for each stream that a peer opens; `end` in the end."""
+    """`on_stream` for each stream that a peer opens; `end` in the end. `tell` and `tell_again` for who sends to the peers."""
 
     def __init__(
         self,
@@ -230,13 +306,16 @@ class MessageIntake:
         is_stranger: Callable[[PeerId], bool],
         on_malformed: Callable[[PeerId, bool], None],
         on_bytes: Callable[[int], None],
+        on_told: Callable[[PeerId, Told], None],
     ) -> None:
-        """on_malformed: told of who sent what cannot be read, and whether for its size. on_bytes: of each batch, as it came."""
+        """on_malformed: told of who sent what cannot be read, and whether for its size. on_bytes: of each batch, as it came. on_told: a peer
+        tells of batches that were sent to it."""
         self._admit = admit
         self._take = take
         self._is_stranger = is_stranger
         self._on_malformed = on_malformed
         self._on_bytes = on_bytes
+        self._on_told = on_told
         self._streams: list[_Stream] = []
         self._large = {False: asyncio.Semaphore(LARGE_AT_ONCE), True: asyncio.Semaphore(LARGE_AT_ONCE)}
         self._is_over = False
@@ -252,7 +331,7 @@ class MessageIntake:
         """In a task that does nothing else."""
         task = asyncio.current_task()
         assert task is not None
-        stream = _Stream(peer, self._is_stranger(peer), task)
+        stream = _Stream(peer, self._is_stranger(peer), task, writer)
         if self._is_over or not self._make_room(stream):
             writer.transport.abort()
             return
@@ -260,13 +339,15 @@ class MessageIntake:
         unpacker = Unpacker()
         try:
             while True:
-                async with asyncio.timeout(KEPT_S):
-                    raw = await reader.readexactly(HEAD_BYTES)
+                raw = await _next_head(stream, reader)
                 stream.used_at, stream.is_stranger = time.monotonic(), self._is_stranger(peer)
                 head = self._read_head(peer, raw)
+                self._on_told(peer, head.told)
                 async with asyncio.timeout(STALL_S):
-                    writer.write(pack_answer(await self._answer(stream, head, unpacker, reader)))
-                    await writer.drain()
+                    reasons = await self._reasons(stream, head, unpacker, reader)
+                    if (answer := stream.owed.took(head, reasons)) is not None:
+                        writer.write(answer)
+                        await writer.drain()
         except (OSError, asyncio.IncompleteReadError, ProtocolError):  # TimeoutError is an OSError
             pass
         except asyncio.CancelledError:
@@ -283,7 +364,18 @@ class MessageIntake:
             self._on_malformed(peer, True)
             raise
 
-    async def _answer(
+    def tell(self, peer: PeerId) -> Told:
+        """What a batch to the peer takes along: of its batches that wait for an answer, on the stream it opened last."""
+        streams = [stream for stream in self._streams if stream.peer == peer]
+        return (streams[-1].owed.ride() if streams else None) or NOTHING_TOLD
+
+    def tell_again(self, peer: PeerId) -> None:
+        """What went along to the peer may be lost."""
+        for stream in self._streams:
+            if stream.peer == peer and (answer := stream.owed.again()) is not None:
+                stream.writer.write(answer)
+
+    async def _reasons(
         self, stream: _Stream, head: BatchHead, unpacker: Unpacker, reader: asyncio.StreamReader
     ) -> list[str]:
         peer = stream.peer

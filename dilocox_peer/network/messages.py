@@ -10,6 +10,7 @@ from dilocox_peer.network.bandwidth import Bandwidth
 from dilocox_peer.network.bulk import PeerGone, PeerSilent
 from dilocox_peer.network.daemon import Daemon
 from dilocox_peer.network.doors import Doors
+from dilocox_peer.network.message_frames import Told
 from dilocox_peer.network.message_streams import MessageIntake, MessageLines
 from dilocox_peer.types import PeerId
 
@@ -40,10 +41,10 @@ class Messages:
         self._protocol = protocol
         self._refusal = refusal
         self._on_heard = on_heard
-        self._lines = MessageLines(self._open)
         self._intake = MessageIntake(
-            self._admitted, self._taken, doors.keeper.is_stranger, self._on_unreadable, self._came
+            self._admitted, self._taken, doors.keeper.is_stranger, self._on_unreadable, self._came, self._told
         )
+        self._lines = MessageLines(self._open, self._intake.tell, self._intake.tell_again)
         self._is_over = False
         self.bytes_sent = 0  # as they went, of what was answered
 
@@ -81,6 +82,9 @@ class Messages:
             writer.transport.abort()
         else:
             await self._intake.on_stream(peer, reader, writer)
+
+    def _told(self, peer: PeerId, told: Told) -> None:
+        self._lines.taken(peer, told)
 
     def _came(self, num_bytes: int) -> None:
         self._bandwidth.bytes_received += num_bytes

@@ -79,7 +79,7 @@ class Transport:
         self.addresses = addresses
         self.bandwidth = Bandwidth(limits.upload_bytes_per_s, limits.download_bytes_per_s)
         self._prefix = f"/dilocox/1/{namespace}"
-        self.message_protocol = f"{self._prefix}/messages/2"
+        self.message_protocol = f"{self._prefix}/messages/3"
         self.pass_protocol = f"{self._prefix}/pass"
         self.admission: Admission | None = None
         self.heard: OrderedDict[PeerId, float] = (

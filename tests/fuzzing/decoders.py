@@ -28,6 +28,7 @@ from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.network import relay_protocol
 from dilocox_peer.network.frames import PREFIX_BYTES, pack_header, unpack_header, unpack_prefix
 from dilocox_peer.network.link_frames import BufferReader, ChunkReader, FrameKind
+from dilocox_peer.network.message_answers import ANSWERED_AT_ONCE
 from dilocox_peer.network.message_frames import (
     ANSWER_HEAD_BYTES,
     HEAD_BYTES,
@@ -131,12 +132,12 @@ def _batches() -> list[bytes]:
     packer, messages = Packer(), _of("rounds.txt")
     together = b"".join(packer.pack(3, join_batch(messages[at : at + 3])) for at in range(2))
     raw = join_batch(messages[:2])
-    plain = pack_head(BatchHead(BatchPacking.NONE, 2, len(raw), len(raw))) + raw
+    plain = pack_head(BatchHead(BatchPacking.NONE, 2, len(raw), len(raw), *ANSWERED_AT_ONCE)) + raw
     return [together, plain + Packer().pack(2, raw)]
 
 
 def _answer(raw: bytes) -> None:
-    num_bytes = read_answer_head(raw[:ANSWER_HEAD_BYTES].ljust(ANSWER_HEAD_BYTES, b"\0"))
+    _, num_bytes = read_answer_head(raw[:ANSWER_HEAD_BYTES].ljust(ANSWER_HEAD_BYTES, b"\0"))
     split_answer(3, raw[ANSWER_HEAD_BYTES:][:num_bytes])
 
 
@@ -286,7 +287,7 @@ DECODERS = (
         lambda: [frame[PREFIX_BYTES:] for frame in _frames()[::2]],
     ),
     Decoder("messages", _messages, (ProtocolError,), _batches),
-    Decoder("answer", _answer, (ProtocolError,), lambda: [pack_answer(["", "busy", "not ready"])]),
+    Decoder("answer", _answer, (ProtocolError,), lambda: [pack_answer(3, ["", "busy", "not ready"])]),
     Decoder("relay request", relay_protocol.read_request, (ValueError,), _relay_requests),
     Decoder(
         "relay answer", relay_protocol.read_answer, (ValueError,), lambda: [relay_protocol.reserved_until(10**9)[1:]]

@@ -324,7 +324,7 @@ async def test_a_foreign_write_is_refused(attacker: Any) -> None:
     key = lease_key(RUN, 0, bucket_of(peer))
     forged = replace(lease_of(FakeIdentity(peer)), has_left=True).to_bytes()
     expires_s = time.time() + 110
-    message = RecordValidator(RUN, evil.key).sign_value(
+    message = RecordValidator(RUN, evil.key, time.time).sign_value(
         FakeRecord(dht_id(key), msgpack.packb(evil.key.peer_id), msgpack.packb(forged), expires_s)
     )
     for signature in (bytes(64), message[-64:]):
@@ -335,7 +335,7 @@ async def test_a_foreign_write_is_refused(attacker: Any) -> None:
 async def test_an_expiry_too_late_and_foreign_keys_are_refused(attacker: Any) -> None:
     evil, boot, _, peer = attacker
     own = lease_of(FakeIdentity(evil.key.peer_id))
-    validator = RecordValidator(RUN, evil.key)
+    validator = RecordValidator(RUN, evil.key, time.time)
 
     async def store(key: str, expires_s: float) -> list[bool]:
         subkey = evil.key.peer_id

@@ -59,7 +59,7 @@ def leases(key: SigningKey, count: int = 1, stage: int = 0) -> tuple[bytes, list
             dht_id(lease_key(RUN, stage, bucket)), msgpack.packb(str(writer.peer_id)), msgpack.packb(lease.to_bytes()),
             expires_s,
         )  # fmt: skip
-        records.append(replace(unsigned, value=RecordValidator(RUN, writer).sign_value(unsigned)))
+        records.append(replace(unsigned, value=RecordValidator(RUN, writer, time.time).sign_value(unsigned)))
     return records[0].key, records
 
 

@@ -38,7 +38,7 @@ NEVER_HAPPENS: set[str] = set()
 TWO_ROWS: dict[str, int] = {}
 """Word of the glossary -> its rows."""
 
-READS_A_CLOCK = {"cli/hours.py", "cli/idle.py", "dht/validators.py"}
+READS_A_CLOCK = {"cli/hours.py", "cli/idle.py"}
 """Modules that are called pure and read a clock."""
 
 PRIVATE: dict[str, int] = {}

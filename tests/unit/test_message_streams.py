@@ -12,14 +12,18 @@ import pytest
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.network import message_streams
 from dilocox_peer.network.bulk import PeerGone, PeerSilent
+from dilocox_peer.network.message_answers import ANSWERED_AT_ONCE, NOTHING_TOLD, UNASKED
 from dilocox_peer.network.message_frames import (
+    ANSWER_HEAD_BYTES,
     BATCH_BYTES,
     HEAD_BYTES,
     MAX_BATCH,
     MAX_DEFLATED_BYTES,
     MAX_MESSAGE_BYTES,
+    NUMBERS,
     BatchHead,
     BatchPacking,
+    Told,
     join_batch,
     num_in_batch,
     pack_answer,
@@ -33,6 +37,14 @@ from dilocox_peer.network.message_streams import MAX_AWAITED, MAX_STREAMS_OF_STR
 from dilocox_peer.types import PeerId
 
 ME = PeerId("me")
+
+
+def _nothing(_peer: PeerId) -> Told:
+    return NOTHING_TOLD
+
+
+def _ignored(_peer: PeerId) -> None:
+    pass
 
 
 def packed(packer: Packer, messages: Sequence[bytes]) -> bytes:
@@ -51,9 +63,9 @@ def test_a_batch_and_its_answer_come_out_as_they_went_in(seed: int) -> None:
         assert unpacker.unpack(head, raw[HEAD_BYTES:]) == batch
     count = len(messages)
     reasons = [rng.choice(["", "busy", "not ready"]) for _ in messages]
-    answer = pack_answer(reasons)
-    assert read_answer_head(answer[:2]) == len(answer) - 2
-    assert split_answer(count, answer[2:]) == reasons
+    answer = pack_answer(7, reasons)
+    assert read_answer_head(answer[:ANSWER_HEAD_BYTES]) == (7, len(answer) - ANSWER_HEAD_BYTES)
+    assert split_answer(count, answer[ANSWER_HEAD_BYTES:]) == reasons
 
 
 def test_what_goes_into_one_batch_is_bounded() -> None:
@@ -72,8 +84,8 @@ def test_what_is_said_again_takes_little_room() -> None:
     packer = Packer()
     first, again, after = packed(packer, [proposal]), packed(packer, [news, proposal]), packed(packer, [b"x"])
     assert len(first) < 7000 + 40
-    assert len(again) < 300 + 120
-    assert len(after) < 25
+    assert len(again) < 300 + 110 + HEAD_BYTES
+    assert len(after) < 15 + HEAD_BYTES
 
 
 def test_what_is_large_goes_as_it_is_and_leaves_the_rest_together() -> None:
@@ -112,19 +124,19 @@ def test_no_more_comes_of_deflated_bytes_than_was_said(said: int) -> None:
 @pytest.mark.parametrize("packed", [b"\xff" * 9, zlib.compress(bytes(9))[2:-4], b""])
 def test_what_does_not_inflate_is_refused(packed: bytes) -> None:
     with pytest.raises(ProtocolError):
-        Unpacker().unpack(BatchHead(BatchPacking.BEGINS, 1, 9, len(packed)), packed)
+        Unpacker().unpack(BatchHead(BatchPacking.BEGINS, 1, 9, len(packed), *ANSWERED_AT_ONCE), packed)
 
 
 @pytest.mark.parametrize(
     ("head", "says"),
     [
-        (b"\x00\x00" + bytes(8), "0 messages"),
-        (b"\x01\x21" + bytes(8), "33 messages"),
-        (b"\x01\x01\xff\xff\xff\xff" + bytes(4), "4294967295 bytes"),
-        (b"\x03\x01" + bytes(8), "in way 3"),
-        (b"\x01\x01" + b"\0\1\x10\1" + bytes(4), "deflated messages of 69633 bytes"),
-        (b"\x00\x01" + b"\0\0\0\x05" + b"\0\0\0\x04", "of 5 bytes packed into 4"),
-        (b"\x01\x01" + b"\0\0\0\x05" + b"\0\0\x04\x06", "of 5 bytes packed into 1030"),
+        (b"\x00\x00" + bytes(11), "0 messages"),
+        (b"\x01\x21" + bytes(11), "33 messages"),
+        (b"\x01\x01" + bytes(3) + b"\xff\xff\xff\xff" + bytes(4), "4294967295 bytes"),
+        (b"\x83\x01" + bytes(11), "in way 3"),
+        (b"\x01\x01" + bytes(3) + b"\0\1\x10\1" + bytes(4), "deflated messages of 69633 bytes"),
+        (b"\x00\x01" + bytes(3) + b"\0\0\0\x05" + b"\0\0\0\x04", "of 5 bytes packed into 4"),
+        (b"\x01\x01" + bytes(3) + b"\0\0\0\x05" + b"\0\0\x04\x06", "of 5 bytes packed into 1030"),
     ],
 )
 def test_a_head_that_asks_for_too_much_is_refused(head: bytes, says: str) -> None:
@@ -145,6 +157,7 @@ class Ends:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self.got: list[bytes] = []
+        self.came = asyncio.Event()
         self.refused: dict[bytes, str] = {}
         self.turned_away = ""
         self.blamed: list[bool] = []
@@ -156,8 +169,9 @@ class Ends:
             lambda _peer: self.strangers,
             lambda _peer, is_oversize: self.blamed.append(is_oversize),
             lambda num_bytes: None,
+            lambda peer, told: self.lines.taken(peer, told),
         )
-        self.lines = MessageLines(self.open)
+        self.lines = MessageLines(self.open, self.intake.tell, self.intake.tell_again)
         self.tasks: set[asyncio.Task[None]] = set()
         self._stack = stack
         self._writers: list[asyncio.StreamWriter] = []  # one that is forgotten closes its stream
@@ -167,6 +181,7 @@ class Ends:
 
     def take(self, _peer: PeerId, raw: bytes) -> str:
         self.got.append(raw)
+        self.came.set()
         return self.refused.get(raw, "")
 
     async def open(self, peer: PeerId) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -273,13 +288,33 @@ async def test_who_never_answers_is_silent_and_its_line_given_up(ends: Ends) -> 
         return reader, writer
 
     opened: list[asyncio.StreamWriter] = []
-    lines = MessageLines(deaf)
+    lines = MessageLines(deaf, _nothing, _ignored)
     for _ in range(2):
         with pytest.raises(PeerSilent, match=r"no answer within 0.05 s"):
             await lines.send(ME, [b"x"], 0.05)
     assert len(opened) == 2
     for writer in opened:
         writer.transport.abort()
+    await asyncio.gather(*lines.close())
+
+
+async def test_what_waits_beside_one_that_is_not_answered_in_time_is_told_of_silence_too() -> None:
+    """Not that nobody is there: that would count as a process that has ended."""
+    opened: list[asyncio.StreamWriter] = []
+
+    async def deaf(_peer: PeerId) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        near, far = socket.socketpair()
+        _, far_writer = await asyncio.open_connection(sock=far)
+        opened.append(far_writer)
+        return await asyncio.open_connection(sock=near)
+
+    lines = MessageLines(deaf, _nothing, _ignored)
+    sent = [asyncio.create_task(lines.send(ME, [b"x"], timeout_s)) for timeout_s in (0.2, 10, 10, 10)]
+    for each in sent:
+        with pytest.raises(PeerSilent):
+            await asyncio.wait_for(each, 5)
+    assert len(opened) == 1
+    opened[0].transport.abort()
     await asyncio.gather(*lines.close())
 
 
@@ -306,9 +341,9 @@ async def test_who_stops_in_the_middle_is_given_up(ends: Ends, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("raw", "is_oversize"),
     [
-        (b"\x00\x01" + b"\xff" * 8, True),
-        (b"\x00\x02" + b"\0\0\0\x05" * 2 + b"\0\0\0\1a", False),
-        (b"\x01\x02" + b"\0\0\0\x05" * 2 + b"\xff" * 5, False),
+        (b"\x00\x01" + b"\xff" * 11, True),
+        (b"\x00\x02" + bytes(3) + b"\0\0\0\x05" * 2 + b"\0\0\0\1a", False),
+        (b"\x01\x02" + bytes(3) + b"\0\0\0\x05" * 2 + b"\xff" * 5, False),
     ],
 )
 async def test_what_cannot_be_read_is_blamed_and_ends_the_stream(ends: Ends, raw: bytes, is_oversize: bool) -> None:
@@ -343,7 +378,8 @@ async def test_what_goes_on_with_a_batch_that_was_refused_is_refused_and_nobody_
     for refused in ("too many", ""):
         ends.turned_away = refused
         writer.write(packed(packer, [b"one"]))
-        answer = await asyncio.wait_for(reader.readexactly(read_answer_head(await reader.readexactly(2))), 10)
+        _, num_bytes = read_answer_head(await asyncio.wait_for(reader.readexactly(ANSWER_HEAD_BYTES), 10))
+        answer = await asyncio.wait_for(reader.readexactly(num_bytes), 10)
         assert split_answer(1, answer) == [refused or "what this goes on with was not looked at"]
     assert (ends.got, ends.blamed) == ([], [])
 
@@ -352,15 +388,108 @@ async def test_a_lie_about_how_much_is_answered_ends_the_line(ends: Ends) -> Non
     async def lying(_peer: PeerId) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         near, far = socket.socketpair()
         _, far_writer = await asyncio.open_connection(sock=far)
-        far_writer.write(b"\xff\xff" + bytes(100))
+        far_writer.write(b"\1\xff\xff" + bytes(100))
         reader, writer = await asyncio.open_connection(sock=near)
         opened.append(far_writer)
         return reader, writer
 
     opened: list[asyncio.StreamWriter] = []
-    lines = MessageLines(lying)
+    lines = MessageLines(lying, _nothing, _ignored)
     with pytest.raises(PeerGone):
         await lines.send(ME, [b"x"], 10)
     for writer in opened:
         writer.transport.abort()
     await asyncio.gather(*lines.close())
+
+
+class Pair:
+    """Two ends that send to each other, the intake of each telling its own lines."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.here, self.there = Ends(stack), Ends(stack)
+        for near, far in ((self.here, self.there), (self.there, self.here)):
+            near.lines = MessageLines(far.open, near.intake.tell, near.intake.tell_again)
+        self.alone = 0  # answers that did not ride
+
+    async def say(self, ends: Ends, message: bytes) -> asyncio.Task[list[str]]:
+        """On its way and taken."""
+        other = self.there if ends is self.here else self.here
+        other.came.clear()
+        task = asyncio.create_task(ends.send([message]))
+        await asyncio.wait_for(other.came.wait(), 10)
+        return task
+
+
+@pytest.fixture
+async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+    """Here no answer goes alone for want of a batch the other way."""
+    monkeypatch.setattr(message_streams, "ANSWER_S", 60.0)
+    async with AsyncExitStack() as stack:
+        pair = Pair(stack)
+        for ends in (pair.here, pair.there):
+            await ends.send([b"opened"])
+        yield pair
+        over = {task for ends in (pair.here, pair.there) for task in ends.lines.close() | ends.intake.end()}
+        await asyncio.wait(over, timeout=10)
+        await asyncio.wait_for(asyncio.gather(*pair.here.tasks, *pair.there.tasks), 10)
+
+
+async def test_an_answer_rides_on_what_is_said_the_other_way(pair: Pair) -> None:
+    for number in range(2 * NUMBERS):
+        question = await pair.say(pair.here, str(number).encode())
+        assert not question.done()
+        back = await pair.say(pair.there, b"back")
+        assert await asyncio.wait_for(question, 10) == [""]
+        await pair.say(pair.here, b"and again")
+        assert await asyncio.wait_for(back, 10) == [""]
+        await pair.say(pair.there, b"and again")
+
+
+async def test_an_answer_goes_alone_where_nothing_goes_the_other_way(ends: Ends) -> None:
+    await ends.send([b"opened"])
+    assert await asyncio.wait_for(ends.send([b"alone"]), 10) == [""]
+
+
+async def test_who_waits_for_several_answers_is_answered_at_once(pair: Pair) -> None:
+    waiting = [await pair.say(pair.here, bytes([number])) for number in range(UNASKED)]
+    assert not any(each.done() for each in waiting)
+    assert await asyncio.wait_for(pair.here.send([b"one more"]), 10) == [""]
+    assert [each.result() for each in waiting] == [[""]] * UNASKED
+
+
+async def test_a_refusal_never_rides_and_nothing_behind_it_until_it_was_read(pair: Pair) -> None:
+    pair.there.refused[b"bad"] = "no"
+    good = await pair.say(pair.here, b"good")
+    bad = await pair.say(pair.here, b"bad")
+    behind = await pair.say(pair.here, b"behind")
+    await pair.say(pair.there, b"back")
+    assert [await asyncio.wait_for(each, 10) for each in (good, bad, behind)] == [[""], ["no"], [""]]
+    after = await pair.say(pair.here, b"after")
+    assert not after.done()
+    await pair.say(pair.there, b"back again")
+    assert await asyncio.wait_for(after, 10) == [""]
+
+
+async def test_what_rode_on_a_line_that_broke_is_told_again(pair: Pair) -> None:
+    question = await pair.say(pair.here, b"question")
+    assert pair.there.intake.tell(ME) == Told(1, 2)  # goes along with what never comes
+    pair.there.lines.drop([ME])
+    assert await asyncio.wait_for(question, 10) == [""]
+
+
+async def test_what_was_told_on_a_line_that_is_retired_counts_and_ends_it(pair: Pair) -> None:
+    question = await pair.say(pair.here, b"question")
+    pair.here.lines.renew([ME])
+    await pair.say(pair.there, b"back")
+    assert await asyncio.wait_for(question, 10) == [""]
+    await asyncio.wait_for(asyncio.gather(*pair.there.tasks), 10)
+
+
+async def test_counts_of_what_was_never_sent_change_nothing(pair: Pair) -> None:
+    question = await pair.say(pair.here, b"question")
+    for line in range(NUMBERS):
+        for count in (0, 1, 3, 200):
+            pair.here.lines.taken(ME, Told(line, count))
+    assert not question.done()
+    pair.here.lines.taken(ME, Told(1, 2))
+    assert await asyncio.wait_for(question, 10) == [""]

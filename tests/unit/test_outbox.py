@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.network.message_frames import BATCH_BYTES
-from dilocox_peer.peer.rounds.outbox import MAX_QUEUED, Outbox
+from dilocox_peer.peer.rounds import outbox as outbox_module
+from dilocox_peer.peer.rounds.outbox import LINGER_S, MAX_QUEUED, MAX_UNDER_WAY, Outbox
 from dilocox_peer.types import PeerId
 
 SLOW, OTHER = PeerId("slow"), PeerId("other")
 
 
-async def test_what_is_repeated_while_it_waits_is_sent_once() -> None:
+async def test_what_is_repeated_while_it_waits_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a line where a message takes seconds its repetitions would else come before all that is new."""
+    monkeypatch.setattr(outbox_module, "LINGER_S", 60.0)
     sent: list[tuple[PeerId, bytes]] = []
     gate = asyncio.Event()
 
@@ -60,6 +64,38 @@ async def test_what_waits_goes_in_batches_and_one_refusal_is_told() -> None:
         await outbox.drained()
         assert [len(batch) for batch in batches] == [1, 1, 32]
         assert [error.reason for error in told] == ["too late"]
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+
+async def test_few_batches_are_under_way_without_an_answer_and_the_rest_waits_together() -> None:
+    batches: list[list[bytes]] = []
+    gate, is_full = asyncio.Event(), asyncio.Event()
+
+    async def send(_peer: PeerId, batch: Sequence[bytes]) -> list[str]:
+        batches.append(list(batch))
+        if len(batches) == MAX_UNDER_WAY:
+            is_full.set()
+        await gate.wait()
+        return [""] * len(batch)
+
+    async with asyncio.TaskGroup() as tasks:
+        outbox = Outbox(tasks, send, _never)
+        posting = 0
+        while not is_full.is_set():
+            outbox.post(SLOW, str(posting).encode())
+            posting += 1
+            await asyncio.sleep(LINGER_S / 4)
+        outbox.post(SLOW, b"waits")
+        await asyncio.sleep(2 * LINGER_S)
+        outbox.post(SLOW, b"waits too")
+        assert len(batches) == MAX_UNDER_WAY
+        drained = asyncio.create_task(outbox.drained())
+        await asyncio.sleep(0)
+        gate.set()
+        await drained
+        assert len(batches) == MAX_UNDER_WAY + 1
+        assert batches[-1][-2:] == [b"waits", b"waits too"]
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 

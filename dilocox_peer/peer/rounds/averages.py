@@ -79,6 +79,11 @@ class Slicing:
         self._num_heard = 0
         self.offers_due = self.late_at = FOREVER  # offers, and contributions on their way, are waited for no longer
 
+    @property
+    def _batch(self) -> _Named | None:
+        """The inputs that were named last."""
+        return None if self._current is None else self._batches[self._current]
+
     # ---- whose slices they are ----
 
     def drawn_to(self, index: int, now: float) -> list[PeerId]:
@@ -103,23 +108,20 @@ class Slicing:
         return self._everyone_drawn
 
     def _draw(self, index: int, now: float) -> list[PeerId]:
-        batch = None if self._current is None else self._batches[self._current]
         wanted = VOUCHING
-        if batch is not None and index not in batch.settled:
+        if (batch := self._batch) is not None and index not in batch.settled:
             wanted += int((now - batch.since) / self.patience_s)
             wanted += max(0, len({outcome for outcome, _ in batch.said.get(index, {}).values()}) - 1)
             wanted += sum(self._holdings.is_refused(outcome.blob) for outcome, _ in batch.said.get(index, {}).values())
-        here = (peer for peer in self._orders[index] if self._may_average(peer, now))
-        return [peer for peer, _ in zip(here, range(wanted), strict=False)]
+        return [peer for peer in self._orders[index] if self._may_average(peer, now)][:wanted]
 
     def _may_average(self, peer: PeerId, now: float) -> bool:
         if (may := self._may.get(peer)) is None:
-            may = peer == self._seat.me or (
+            may = self._may[peer] = peer == self._seat.me or (
                 self._members.is_alive(peer, now)
                 and self._seat.owner.conduct.averages(peer)
                 and (now < self.late_at or bool(self._gathered.get(peer)))
             )
-            self._may[peer] = may
         return may
 
     @property
@@ -141,8 +143,7 @@ class Slicing:
     def _is_passed_over(self, index: int) -> bool:
         """Whether a slice is settled by one that comes after us, to whom somebody before it seemed not to be here: the others put their
         votes off until we have said what it comes to (is_early)."""
-        batch = None if self._current is None else self._batches[self._current]
-        if batch is None or index not in batch.settled or self._seat.me in batch.said.get(index, {}):
+        if (batch := self._batch) is None or index not in batch.settled or self._seat.me in batch.said.get(index, {}):
             return False
         order, result = self._orders[index], self._result(batch, index)
         return result is not None and self._seat.me in order[: max(order.index(peer) for peer, _ in result.by)]
@@ -269,10 +270,8 @@ class Slicing:
         """All that is due by now. offers: that are known."""
         if not self._seat.is_member:
             return []
-        batch = None if self._current is None else self._batches[self._current]
+        batch, own, actions = self._batch, self._own(now), list[Action]()
         entries = {entry.blob: entry for entry in (*(batch.entries if batch else ()), *offers)}
-        own = self._own(now)
-        actions: list[Action] = []
         for entry in entries.values():
             actions += self._want_slices(entry, own, now)
         gathered = frozenset(table for table in entries if self._is_gathered(table, own))
@@ -289,7 +288,8 @@ class Slicing:
         return actions
 
     def _say_gathered(self, gathered: frozenset[Digest], is_all: bool, now: float) -> list[Action]:
-        """At once when it is all that is to come, else soon, once or twice a round; later now and then, as messages are lost."""
+        """At once when it is all that is to come, else soon, once or twice a round; later now and then, as messages are lost: seldom where a
+        leader has named inputs by it, as then only one that leads later may not have heard it."""
         me, retry_s = self._seat.me, self._seat.timing.retry_s
         if gathered != self._gathered.get(me, frozenset()):
             self._num_heard += 1
@@ -297,7 +297,8 @@ class Slicing:
             self._gathered[me] = gathered
         seldom_s = 0.0 if now >= self.late_at else 0.75 * (self._seat.pace.round_s or 0.0)
         soon_s = min(max(retry_s / 4, seldom_s), 8 * retry_s)
-        waits_s = soon_s if self._num_told == 0 else self._seat.again_s(self._num_told)
+        is_known = (batch := self._batch) is not None and gathered >= {entry.blob for entry in batch.entries}
+        waits_s = soon_s if self._num_told == 0 else self._seat.again_s(self._num_told + 2 * is_known)
         if not gathered or (
             now < self._told_at + self._seat.jittered(waits_s) and not (is_all and self._num_told == 0)
         ):
@@ -402,8 +403,7 @@ class Slicing:
 
     def has_news(self) -> bool:
         """Whether a slice's result is known that was not when this was asked last."""
-        batch = None if self._current is None else self._batches[self._current]
-        if batch is None or not batch.is_news:
+        if (batch := self._batch) is None or not batch.is_news:
             return False
         batch.is_news = False
         return True
@@ -425,9 +425,9 @@ class Slicing:
         """What these contributions came to, if all of it is known and here."""
         if (batch := self._batches.get(inputs_of(entries))) is None:
             return None
-        found = [self._result(batch, index) for index in range(self._sharing.count)]
+        found = (self._result(batch, index) for index in range(self._sharing.count))
         results = tuple(result for result in found if result is not None)
-        if len(results) < len(found) or not self._holdings.has_all(result.blob for result in results):
+        if len(results) < self._sharing.count or not self._holdings.has_all(result.blob for result in results):
             return None
         return results
 
@@ -456,10 +456,10 @@ class Slicing:
 
     def asked(self, entries: Sequence[Entry], now: float) -> Sequence[Entry]:
         """What a leader that would have these averaged names: what was named before, while that has its time, if it is most of these."""
-        batch = None if self._current is None else self._batches[self._current]
-        if batch is None or now >= batch.since + 8 * self.patience_s or 3 * len(batch.entries) < 2 * len(entries):
+        if (batch := self._batch) is None or now >= batch.since + 8 * self.patience_s:
             return entries
-        return entries if any(self._holdings.is_refused(each.blob) for each in batch.entries) else batch.entries
+        is_refused = any(self._holdings.is_refused(each.blob) for each in batch.entries)
+        return entries if is_refused or 3 * len(batch.entries) < 2 * len(entries) else batch.entries
 
     # ---- what is voted for ----
 
