@@ -60,7 +60,7 @@ class WeighedContributions:
         norms: Sequence[float | None] = (),
         beacon: bytes = b"",
     ) -> None:
-        """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). What agrees little
+        """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). A contribution that agrees little
         with the others weighs less, down to nothing (agreement.py). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
         micro-batches, see clip_factors) is scaled down to that. clip_factors tell both. norms: those that contribution_norm gave before, in order, None
         where it was not asked: that one is decoded for its norm here. beacon: what nobody knew before all had contributed, the
@@ -166,7 +166,7 @@ def weights_of_their_own(
 
 
 def _are_equal(one: Blob, other: Blob) -> bool:
-    """Of two that are as long. By the piece: memoryviews of 31 MB that are compared whole hold every other thread for 60 ms."""
+    """Whether two blobs of one length are equal. By the piece: memoryviews of 31 MB that are compared whole hold every other thread for 60 ms."""
     first, second = memoryview(one), memoryview(other)
     starts = range(0, len(first), COMPARED_BYTES)
     return all(bytes(first[at : at + COMPARED_BYTES]) == bytes(second[at : at + COMPARED_BYTES]) for at in starts)
@@ -227,7 +227,7 @@ def squared_norm(contribution: Contribution) -> float:
 
 
 def share_of(factor: float, count: int, total: int) -> float:
-    """Of a contribution in the mean, as a float32."""
+    """The share of a contribution in the mean, as a float32."""
     return _float32(factor * count / total)
 
 

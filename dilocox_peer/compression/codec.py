@@ -3,6 +3,11 @@
 A codec turns one float32 tensor into bytes and back. It keeps no state that decoding needs: whoever holds the bytes,
 the shape and the codec's name can decode them. Error feedback lives outside (feedback.py), a whole contribution is
 contribution.py, the choice of a codec for each tensor names.py.
+
+To add one: write its TensorCodec (blockwise.py has two to copy), and give it a place in `_ALL` below and a row in `_LIMITS`
+(sizes.py: how many bytes it takes) and in `DECAY_BY_CODEC` (feedback.py). From then on this version decodes it. For runs that
+name it, also in `CompressionSection` (manifest.py), `LADDER` (ladder.py), `RESULT_CODEC` (slices.py), `CODEC_POINTS`
+(peer/planning/controller.py) and `RESULT_TIMES` (peer/planning/sent.py). Peers that do not know its name refuse the blob.
 """
 
 from collections.abc import Callable, Mapping

@@ -4,7 +4,7 @@ The vector is cut at rows of its tensors into slices of about equal length: so t
 same vector, and each slice is a run of its tensors, encoded as a contribution of that layout (contribution.py). All codecs can that
 encode a part of a matrix as they encode the whole; low rank cannot. A table names the slices; its hash is the contribution's name.
 
-What of the rules of a mean (aggregate.py) needs the whole vector is in the tables, which everybody has: norms, as the root of the slices'
+The rules of a mean (aggregate.py) that need the whole vector are applied to the tables, which everybody has: norms, as the root of the slices'
 squares, each of which whoever averages that slice has checked; weights; copies, as tables that are the same. How a contribution agrees with
 the others is found slice by slice, in the slice's own sample. So whoever averages a slice needs nothing of the other slices.
 """

@@ -37,12 +37,12 @@ class Claimant:
 def choose_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant) -> tuple[int | None, str]:
     """(stage, why) for a peer that has none yet; None and the reason if there is none for it.
 
-    stages: every stage of the run with the leases of its peers, claimant's own left out. A full one is nobody's to choose, but of who
-    has its state: it may be in the roster still. An empty stage is needed most,
+    stages: every stage of the run with the leases of its peers, claimant's own left out. Nobody chooses a full one, but a peer
+    that has its state: it may be in the roster still. An empty stage is needed most,
     then the one with the least throughput; a peer that reports none counts as the usual one, the median of those
-    that do, and none as more than MOST_COUNTED times it: a report is a peer's own word. While some stage is empty, who
-    holds a state goes where it is: a run that comes together again would be torn, each at another's stage. Should the empty one stay
-    so, somebody moves there (EmptyStages). Of stages with as few peers that counts first which the fewest near ones hold: micro-batches
+    that do, and none as more than MOST_COUNTED times it: a report is a peer's own word. While some stage is empty, a peer
+    that holds a state goes where that is: a run that comes together again would be torn, each at another's stage. Should the empty one stay
+    so, somebody moves there (EmptyStages). Among stages with as few peers the one that the fewest near ones hold comes first: micro-batches
     pass between near peers.
     """
     eligible = eligible_stages(stages, claimant)

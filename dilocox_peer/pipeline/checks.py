@@ -8,8 +8,8 @@ the second callee may guess. Nothing waits for it, the first gradient is used ei
 
 Two that disagree are both doubted, and more of their micro-batches are compared, with one callee after the other. One that more than half of all
 disagree with lies: it gets nothing for OUT_S, and is checked from its first micro-batch on when it is back. One that can no longer come to
-that is believed; should it disagree again within SUSPECT_S, it is the same doubt. Neither a lost link nor a while of honesty ends it. Of two callees nobody can say
-which of them lies; that they disagree is told.
+that is believed; should it disagree again within SUSPECT_S, it is the same doubt. Neither a lost link nor a while of honesty ends it. When two callees disagree nobody can
+say which of them lies; that they do is told.
 
 A callee that is not of the last stage may be deceived by those behind it. It finds that out as we do, so it is left its time for it.
 """
@@ -66,7 +66,7 @@ class _Comparisons:
 
 
 class _Suspect:
-    """Of a callee that disagreed with another: since when, how often it answered since then, and until when it is out."""
+    """A callee that disagreed with another: since when, how often it answered since then, and until when it is out."""
 
     def __init__(self, now: float) -> None:
         self.since = self.latest = now

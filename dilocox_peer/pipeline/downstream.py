@@ -144,7 +144,7 @@ class Downstream:
             heapq.heapify(self._returned)
 
     def _end(self, flight: Flight) -> None:
-        """Of its call."""
+        """Its call is over."""
         del self._calls[flight.call]
         self._num_checks -= flight.checked is not None
 

@@ -33,7 +33,7 @@ class _Past:
 
 
 class Likeness:
-    """Of one kind of body: activations from those before us, or gradients from those behind."""
+    """The strength of one kind of body: activations from those before us, or gradients from those behind."""
 
     def __init__(self, what: str) -> None:
         """what: to name it by."""

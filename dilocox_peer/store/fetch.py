@@ -2,13 +2,13 @@
 
 Donors are asked for the thing's outline, one first: with that of a small thing comes the thing. Those that claim the same one share the work: each is asked for a run of chunks
 that is a part of what is missing, by its speed, so that runs get shorter and all end together; who ends first takes over what
-a slow one would be late with. What a donor that breaks off has sent stays, in mid-chunk too: another goes on at the next byte.
+a slow one would be late with. The bytes of a donor that breaks off stay, in mid-chunk too: another goes on at the next byte.
 
 Promises
 1. `Finished` only when every chunk is what the outline says, and the outline what the name says.
 2. No byte that is held or on its way is asked for, but those of a chunk that was wrong.
 3. `Accused` is said of a donor alone for a chunk that it sent all of, or for an outline that cannot be of that name; never of an
-   honest one. Of a chunk with bytes from two donors nobody is accused: it is asked for again, whole, from one.
+   honest one. For a chunk with bytes from two donors nobody is accused: it is asked for again, whole, from one.
 4. A donor that is accused, or fails again and again, is asked no more. With none left the fetch gives up.
 5. What one liar can cost is the work on one false outline, or one chunk.
 """

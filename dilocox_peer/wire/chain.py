@@ -129,7 +129,7 @@ class Result(Declared, frozen=True):
 
 
 class SliceOutcome(NamedTuple):
-    """Of a slice, as whoever averaged it says: the fields of Result."""
+    """The outcome of a slice, as whoever averaged it says: the fields of Result."""
 
     blob: Digest
     size_bytes: int
@@ -138,7 +138,7 @@ class SliceOutcome(NamedTuple):
 
 
 class Averaged(Declared, frozen=True, tag=RESULTS_TAG):
-    """Of a round whose contributions were averaged in slices: of each slice what it came to. directive: as in Value."""
+    """What each slice came to, in a round whose contributions were averaged in slices. directive: as in Value."""
 
     results: Annotated[tuple[Result, ...], Meta(min_length=1, max_length=MAX_SLICES)]
     directive: Directive | None = None
@@ -236,7 +236,7 @@ def head_of(stage: int, parent: Digest, view: int, value: Value) -> Digest:
 
 
 class Said(Declared, frozen=True):
-    """Of a statement: where in the run of a stage it was made."""
+    """Where in the run of a stage a statement was made."""
 
     stage: StageNumber
     head: Hash

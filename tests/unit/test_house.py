@@ -30,7 +30,7 @@ PACKS_BY_HAND = {
     "network/frames.py",
     "types.py",
 }  # the first two take apart hivemind's
-"""Modules outside wire/ that import msgpack or msgspec."""
+"""Modules outside wire/ that import msgpack or msgspec; why: docs/decisions/0026."""
 
 NEVER_HAPPENS: set[str] = set()
 """Event classes that nothing constructs."""
@@ -39,7 +39,7 @@ TWO_ROWS: dict[str, int] = {}
 """Word of the glossary -> its rows."""
 
 READS_A_CLOCK = {"cli/hours.py", "cli/idle.py"}
-"""Modules that are called pure and read a clock."""
+"""Modules that are called pure and read a clock; why: docs/decisions/0026."""
 
 PRIVATE: dict[str, int] = {}
 """Test file -> how often it reaches into what is private to another object."""

@@ -32,7 +32,7 @@ Wait = Literal["owner", "state", "end"]
 
 
 class Adoption:
-    """Of one peer. sitting: at our head. now: of the event that is handled; whoever owns this sets it."""
+    """How the chain of one peer moves. sitting: at our head. now: of the event that is handled; whoever owns this sets it."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ MOST_UNTOLD = 2.0  # times as long as usual an offer in slices waits until it is
 
 
 class Arrivals:
-    """Of one (head, view) at one peer. ended_at: when the round ended here, by our clock; None: it goes on."""
+    """The contributions of one (head, view) at one peer. ended_at: when the round ended here, by our clock; None: it goes on."""
 
     def __init__(
         self, seat: Seat, members: Members, holdings: Holdings, now: float, slicing: Slicing | None = None
@@ -101,7 +101,7 @@ class Arrivals:
         return self._slicing.is_under_way(blob, now)
 
     def _lacking(self, blob: Digest, now: float) -> Digest | None:
-        """What of a contribution is still to come here, None if it is others alone that lack some of it."""
+        """The name of what is still to come here of a contribution; None if others alone lack some of it."""
         return blob if self._slicing is None else self._slicing.lacking(blob, now)
 
     # ---- when the round ends, and what is waited for then ----
@@ -170,7 +170,7 @@ class Arrivals:
         return any(self._is_under_way(entry.blob, now) for entry in self.offers.values())
 
     def held(self, now: float) -> list[Entry]:
-        """Offers whose contributions are here. Of those that name the same one, with work claimed for it, the first to be offered: who
+        """Offers whose contributions are here. Where several name the same one, and claim work for it, the first to be offered: a peer that
         hears what another has made can offer it as well, but later."""
         first: dict[Digest, PeerId] = {}
         for peer, entry in self.offers.items():

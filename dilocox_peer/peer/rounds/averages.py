@@ -55,7 +55,7 @@ class _Named:
 
 
 class Slicing:
-    """Of one (head, view) at one peer, where its round is averaged in slices."""
+    """The slices of one (head, view) at one peer, where its round is averaged so."""
 
     def __init__(self, seat: Seat, members: Members, holdings: Holdings, now: float) -> None:
         sharing = seat.place.sharing

@@ -369,7 +369,7 @@ class Chain:
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """Of its older certificates."""
+        """The blocks of its older certificates."""
         return self._past.blocks
 
     @property

@@ -71,7 +71,7 @@ class _Record:
 
 
 class Conduct:
-    """Of all peers but ourselves. `events` are to be told, and taken out, by whoever owns this."""
+    """The conduct of all peers but ourselves. `events` are to be told, and taken out, by whoever owns this."""
 
     def __init__(self, me: PeerId) -> None:
         self._me = me

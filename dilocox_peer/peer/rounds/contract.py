@@ -50,8 +50,8 @@ class PeerRefused:
 
 @dataclass(frozen=True, slots=True)
 class BytesCame:
-    """Of a contribution or a state, from a peer, or it acknowledged some of ours: it is there, although its messages may wait
-    behind them."""
+    """Bytes of a contribution or a state came from a peer, or it acknowledged some of ours: it is there, although its messages
+    may wait behind them."""
 
     peer: PeerId
 

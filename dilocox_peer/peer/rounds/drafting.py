@@ -13,7 +13,7 @@ from dilocox_peer.wire.chain import Entry, Result, Value
 
 
 class Drafts:
-    """Of one (head, view) at one peer. slicing: where its round is averaged in slices."""
+    """The drafts of one (head, view) at one peer. slicing: where its round is averaged in slices."""
 
     def __init__(self, seat: Seat, arrivals: Arrivals, members: Members, jury: Jury, slicing: Slicing | None) -> None:
         self._seat = seat

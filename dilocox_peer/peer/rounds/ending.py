@@ -16,7 +16,7 @@ from dilocox_peer.types import Digest, PeerId
 
 
 class Ending:
-    """Of one peer."""
+    """Whether one peer believes that the run is over."""
 
     def __init__(self, me: PeerId, chain: Chain, forks: Forks, members: Members, now: float) -> None:
         self._me = me

@@ -31,7 +31,7 @@ class _Thin:
 
 
 class Following:
-    """Of one peer. `watch` whenever time has passed, before `allowed`."""
+    """How far one peer follows a better chain. `watch` whenever time has passed, before `allowed`."""
 
     def __init__(self, me: PeerId, chain: Chain, forks: Forks, members: Members) -> None:
         self._me = me

@@ -1,9 +1,9 @@
 """Which of two chains counts. Pure.
 
 1. The one that holds the newest checkpoint of the run's owner.
-2. At the place where they part, the votes of that place's roster, of each member its latest one: what was signed since by
-   peers that are in no roster both chains have counts nothing, and neither does the number of certificates. A member that
-   changed its mind counts where it is now. Of as many votes here as there, the branch with the member of the lowest
+2. At the place where they part, the votes of that place's roster, of each member its latest one: signatures given since by
+   peers that are in no roster both chains have count nothing, and neither does the number of certificates. A member that
+   changed its mind counts where it is now. With as many votes here as there, the branch with the member of the lowest
    position; without any, the lower hash.
 3. A chain beats its own beginning.
 

@@ -15,7 +15,7 @@ from dilocox_peer.wire.rounds import Heartbeat, Passed
 
 
 class Heartbeats:
-    """Of one peer. due: when the next one goes out. micro_batches: of ours in the round in training.
+    """The heartbeats of one peer. due: when the next one goes out. micro_batches: of ours in the round in training.
 
     A beat is left out for a peer that has just been told something else, as every message is a sign of life: unless what we say of
     ourselves is news, and never two running, as heads and micro-batches are read from heartbeats alone. A beat that is late itself leaves

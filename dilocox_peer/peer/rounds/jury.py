@@ -37,7 +37,7 @@ class _Asked:
 
 
 class Jury:
-    """Of one (head, view) at one peer."""
+    """The votes of one (head, view), as one peer judges them."""
 
     def __init__(self, seat: Seat, arrivals: Arrivals, now: float) -> None:
         self._seat = seat

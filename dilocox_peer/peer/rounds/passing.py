@@ -51,7 +51,7 @@ WINDOW = 256  # numbers of one member's: it comes by several ways, not in order,
 
 
 class Passing:
-    """Of one peer."""
+    """The envelopes of one peer: it sends, opens and hands them on."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ the end of the run. One that no voter of the roster before it signed counts only
 (a keeper, the owner's notary) and have heard none of them for long: to others that is for the run's owner to decide. Where all
 voters who have not signed it are surely gone, no majority is out of sight: it counts at once, as what the owner's checkpoint holds.
 
-Of a branch that begins with one no voter signed ("lone") nobody knows but its own signers: they may be newcomers who go on with a run that
+Nobody knows a branch that begins with one no voter signed ("lone") but its own signers: they may be newcomers who go on with a run that
 everybody has left, or a stranger who signs a thousand rounds in a second, up to the end. What follows is believed no faster than PACE
 times as the run went before, by the clocks of those who contributed. After a restart that is counted anew from where our chain ends.
 """

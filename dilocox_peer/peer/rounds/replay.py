@@ -24,7 +24,7 @@ FETCHED_AHEAD = 4  # certificates whose contributions come while the first is wa
 
 
 class Replay:
-    """Of one peer."""
+    """Which way one peer takes to a better chain: round by round, or by a whole state."""
 
     def __init__(
         self,

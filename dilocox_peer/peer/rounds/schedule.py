@@ -17,7 +17,7 @@ class _End(NamedTuple):
 
 
 class Schedule:
-    """Of one chain, as it is by now."""
+    """The schedule of one chain, as it is by now."""
 
     def __init__(self, chain: Chain, bounds: PlanBounds, first: Plan) -> None:
         """first: the plan of round 1."""
@@ -36,7 +36,7 @@ class Schedule:
         return self._bounds.total_steps
 
     def plan_for(self, round_number: int) -> Plan:
-        """Of a round up to the one after next: what the certificate two rounds before it says."""
+        """The plan of a round up to the one after next: what the certificate two rounds before it says."""
         if round_number <= 1:
             return self._first
         for certificate in reversed(self._chain.certificates):

@@ -32,7 +32,7 @@ _OF_MEMBERS = (Offer, Gathered, Inputs, Averages)  # whether or not they vote
 
 
 class Sitting:
-    """Of one (head, view) at one peer. Nothing of it is left when the head moves."""
+    """The sitting of one (head, view) at one peer. Nothing of it is left when the head moves."""
 
     ballots_type: type[Ballots] = Ballots  # the simulator plants faulty ones
     view_changes_type: type[ViewChanges] = ViewChanges

@@ -16,7 +16,7 @@ BACKOFF = 1.5
 
 
 class Turns:
-    """Of one (head, view) at one peer. ballot: whose turn it is; due: when the next one's comes."""
+    """The turns of one (head, view) at one peer. ballot: whose turn it is; due: when the next one's comes."""
 
     def __init__(self, seat: Seat, members: Members) -> None:
         self._seat = seat

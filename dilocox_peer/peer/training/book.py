@@ -122,8 +122,8 @@ class RoundBook:
     """Which round is trained and what was done in it; owned by a training loop.
 
     share: micro-batches this peer is expected to do in the round; load: of it, against an equal part. Training is in round
-    `certified + 1`, or `certified + 2` while an offer is out. What puts training into a higher round starts its count anew; what
-    puts it back lets the closed round go on.
+    `certified + 1`, or `certified + 2` while an offer is out. A move to a higher round starts its count anew; a move
+    back lets the closed round go on.
     """
 
     def __init__(self, manifest: Manifest, clock: Callable[[], float], timetable: Timetable) -> None:

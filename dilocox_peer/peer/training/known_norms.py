@@ -7,7 +7,7 @@ MAX_KNOWN = 4096
 
 
 class KnownNorms:
-    """Of contributions by their names, the newest. Any thread."""
+    """The norms of the newest contributions, by their names. Any thread."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

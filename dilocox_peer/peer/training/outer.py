@@ -109,8 +109,8 @@ class OwnContribution:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a merge. shift_N: to be added to the local parameters; its owner is who gets it. state: at the new head.
-    needed_rank: that holds nearly all energy of the mean, 0 where nobody asked."""
+    """The outcome of a merge. shift_N: to be added to the local parameters; the caller owns it. state: at the new head.
+    needed_rank: the rank that holds nearly all energy of the mean, 0 where nobody asked."""
 
     shift_N: Tensor
     state: AnchorState
@@ -418,7 +418,7 @@ class OuterOptimizer:
         return frozenset(names[round_number % TURNS :: TURNS])
 
     def _decays(self) -> tuple[float, ...]:
-        """Of each tensor's residual."""
+        """The decay of each tensor's residual."""
         if self._settings.residual_decay is None:
             return decay_by_codec(self._layout, self._codec_of)
         return (self._settings.residual_decay,) * len(self._layout.tensors)
@@ -432,7 +432,7 @@ def stage_policy(codec: str, rank: int) -> CodecPolicy:
 def initial_state(manifest: Manifest, stage: int = 0, *, folder: "ModelFolder | None" = None) -> AnchorState:
     """The state before the first round, without momentum; equal on every peer.
 
-    Of our own architecture seeded parameters; of a published model those in its folder, or adapters that do nothing yet. Raises
+    Our own architecture has seeded parameters; a published model those in its folder, or adapters that do nothing yet. Raises
     ConfigError when they are not those that the run began with, or there is no folder.
     """
     layout, section = layout_of(manifest, stage), manifest.model

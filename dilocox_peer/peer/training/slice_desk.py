@@ -33,7 +33,7 @@ MAX_CHECKED = 1 << 14  # slices of tables whose norm is known to be what the tab
 
 
 class SliceDesk:
-    """Of one stage. blobs: where tables, slices, results and residuals lie."""
+    """Slices of one stage. blobs: where tables, slices, results and residuals lie."""
 
     def __init__(self, layout: Layout, count: int, *, norm_clip: float, blobs: Shelf) -> None:
         """layout: of the whole."""

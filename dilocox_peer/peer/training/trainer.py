@@ -53,8 +53,8 @@ U = TypeVar("U")
 @dataclass(frozen=True, slots=True)
 class Closing:
     """The offered contribution of a round. micro_batches: its weight, that of missed rounds included. train_loss: mean
-    over this round's micro-batches, nan if there were none. lost: what the codec left out of it (outer.Offer). slices: of one in slices,
-    whose table blob then is."""
+    over this round's micro-batches, nan if there were none. lost: what the codec left out of it (outer.OwnContribution). slices: those of a sliced one,
+    whose table is then the blob."""
 
     round: int
     blob: memoryview
