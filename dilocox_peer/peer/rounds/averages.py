@@ -113,7 +113,8 @@ class Slicing:
             wanted += int((now - batch.since) / self.patience_s)
             wanted += max(0, len({outcome for outcome, _ in batch.said.get(index, {}).values()}) - 1)
             wanted += sum(self._holdings.is_refused(outcome.blob) for outcome, _ in batch.said.get(index, {}).values())
-        return [peer for peer in self._orders[index] if self._may_average(peer, now)][:wanted]
+        here = (peer for peer in self._orders[index] if self._may_average(peer, now))
+        return [peer for peer, _ in zip(here, range(wanted), strict=False)]
 
     def _may_average(self, peer: PeerId, now: float) -> bool:
         if (may := self._may.get(peer)) is None:
@@ -288,8 +289,7 @@ class Slicing:
         return actions
 
     def _say_gathered(self, gathered: frozenset[Digest], is_all: bool, now: float) -> list[Action]:
-        """At once when it is all that is to come, else soon, once or twice a round; later now and then, as messages are lost: seldom where a
-        leader has named inputs by it, as then only one that leads later may not have heard it."""
+        """At once when it is all that is to come, else soon, once or twice a round; later now and then, seldom once inputs are named by it."""
         me, retry_s = self._seat.me, self._seat.timing.retry_s
         if gathered != self._gathered.get(me, frozenset()):
             self._num_heard += 1
