@@ -41,7 +41,7 @@ def test_linkd_ails_until_it_is_back_and_data_for_a_minute():
 
 
 def test_one_late_contribution_is_an_accident_and_two_within_a_minute_are_the_line():
-    late = ContributionsMissed(3, ((ME, "came 2.0 s after the first, too late for the leader"),))
+    late = ContributionsMissed(3, ((ME, "came 2.0 s after the first here, too late for the leader"),))
     assert after(late).now(0.0) == ()
     assert after(late, late).now(0.0) == ("line",)
     assert after(late, late).now(LATE_S + 1) == ()

@@ -338,7 +338,9 @@ class Arrivals:
         if self._holdings.is_refused(entry.blob):
             return "was refused"
         if (came_at := self._held_at.get(entry.blob)) is not None:
-            return f"came {self.since_end(came_at):.1f} s after the first, too late for the leader"
+            late_s = self.since_end(came_at)
+            came = f"{late_s:.1f} s after the first" if late_s >= 0.05 else "with the first"
+            return f"came {came} here, too late for the leader"
         if self._is_under_way(entry.blob, now):
             return f"was on its way {waited_s:.1f} s after the first"
         return "was not to be had"
