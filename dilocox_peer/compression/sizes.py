@@ -4,6 +4,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -69,6 +70,7 @@ def raw_bytes(layout: Layout) -> int:
 # -- a tensor ----------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=4096)  # asked of every tensor of whatever is fetched, on the event loop
 def payload_limits(codec: str, shape: Shape) -> ByteLimits:
     """Smallest and largest number of bytes that encode a tensor of this shape; known before any is read. Raises KeyError for a codec that this
     version does not know."""

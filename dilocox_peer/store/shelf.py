@@ -1,11 +1,11 @@
 """Things on a disk, named by the SHA-256 of their bytes: one folder, with a quota if it has one.
 
-    folder/3f/3f9a...            a thing; whole and durable if it is there
+    folder/3f/3f9a...            a thing; whole if it is there, and durable unless it was put otherwise
     folder/3f/3f9a....outline    its size and chunks, of a thing of more than one
     folder/partial/3f9a...       what has come of one that is being fetched, and its outline
 
-A thing is written beside, flushed and renamed, and checked chunk by chunk when it is first read: a damaged disk shows as a missing
-thing, never as a wrong one. What is fetched in part stays for the next try, a week at most, of the newest few.
+A thing is written beside, flushed and renamed, and checked chunk by chunk when it is first read: a damaged disk, or a power cut where it was not
+flushed, shows as a missing thing, never as a wrong one. What is fetched in part stays for the next try, a week at most, of the newest few.
 """
 
 import hashlib
@@ -97,14 +97,15 @@ class Shelf:
 
     # ---- in ----
 
-    def put(self, raw: bytes | bytearray | memoryview) -> Digest:
-        """Keeps the bytes, durably; returns their name. Twice costs nothing. Raises OSError."""
+    def put(self, raw: bytes | bytearray | memoryview, *, durable: bool = True) -> Digest:
+        """Keeps the bytes; returns their name. durable: through a power cut, not only through the end of the process. Twice costs nothing.
+        Raises OSError."""
         name = sha256(raw)
         if self._use(name):
             return name
         path = self._path(name)
         self._make_room(len(raw))
-        _write_durably(path, raw)
+        _write(path, raw, durable=durable)
         self._keep_outline(
             name, [sha256(raw[start : start + CHUNK_BYTES]) for start in range(0, len(raw), CHUNK_BYTES)], len(raw)
         )
@@ -273,11 +274,12 @@ class Shelf:
         if num_chunks(size_bytes) > 1:
             write_outline(_outline_path(self._path(name)), Outline(size_bytes, tuple(chunks)))
 
-    def _move_in(self, part: Path, name: Digest, size_bytes: int) -> None:
+    def _move_in(self, part: Path, name: Digest, size_bytes: int, *, durable: bool = True) -> None:
         path = self._path(name)
         _make_folder(path.parent)
         part.replace(path)
-        fsync_folder(path.parent)
+        if durable:
+            fsync_folder(path.parent)
         self._held(name, size_bytes)
 
     # ---- on its way ----
@@ -290,10 +292,10 @@ class Shelf:
             path.unlink(missing_ok=True)
         return PartialFile(self, name)
 
-    def take_in(self, partial: "PartialFile", outline: Outline) -> Path:
+    def take_in(self, partial: "PartialFile", outline: Outline, *, durable: bool = True) -> Path:
         """Makes the whole, checked partial file a thing of this shelf. Raises OSError."""
         self._keep_outline(partial.name, outline.chunks, outline.size_bytes)
-        self._move_in(partial.path, partial.name, outline.size_bytes)
+        self._move_in(partial.path, partial.name, outline.size_bytes, durable=durable)
         _outline_path(partial.path).unlink(missing_ok=True)
         return self._path(partial.name)
 
@@ -365,12 +367,13 @@ class PartialFile:
             whole.update(os.pread(self._file, stop - start, start))
         return whole.digest() == self.name
 
-    def finish(self) -> Path:
-        """The thing, durable and on its shelf. Raises OSError."""
+    def finish(self, *, durable: bool = True) -> Path:
+        """The thing, on its shelf; durable: as for `Shelf.put`. Raises OSError."""
         assert self._outline is not None, "begin first"
-        os.fsync(self._file)
+        if durable:
+            os.fsync(self._file)
         self.close()
-        return self._shelf.take_in(self, self._outline)
+        return self._shelf.take_in(self, self._outline, durable=durable)
 
     def mapped(self) -> memoryview:
         """The bytes, memory-mapped, of a thing that is to be on no shelf: they are on the disk as long as the view is held."""
@@ -396,7 +399,7 @@ class PartialFile:
 
 
 def write_outline(path: Path, outline: Outline) -> None:
-    _write_durably(path, _packed(outline))
+    _write(path, _packed(outline), durable=True)
 
 
 def _packed(outline: Outline) -> bytes:
@@ -409,9 +412,9 @@ def read_outline(path: Path) -> Outline:
     return Outline.unpacked(int.from_bytes(raw[:_SIZE_BYTES], "big"), raw[_SIZE_BYTES:])
 
 
-def _write_durably(path: Path, raw: bytes | bytearray | memoryview) -> None:
+def _write(path: Path, raw: bytes | bytearray | memoryview, *, durable: bool) -> None:
     _make_folder(path.parent)
-    replace_file(path, [raw], mode=0o600)
+    replace_file(path, [raw], mode=0o600, durable=durable)
 
 
 def _make_folder(folder: Path) -> None:

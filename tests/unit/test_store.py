@@ -290,6 +290,21 @@ def test_a_damaged_thing_is_a_missing_one_and_no_chunk_of_it_is_given(tmp_path: 
     assert name not in shelf.held
 
 
+@pytest.mark.parametrize("left", [b"", b"a sl\0\0\0"])
+def test_a_thing_that_was_not_flushed_is_whole_or_missing_after_a_power_cut(left: bytes, tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    torn, whole = shelf.put(b"a slice", durable=False), shelf.put(b"another", durable=False)
+    path = shelf.path(torn)
+    assert path is not None
+    path.write_bytes(left)  # as a disk has it that was told of the name before the bytes
+    again = Shelf(tmp_path)
+    assert again.held == {torn, whole}, "nobody has looked yet"
+    assert again.mapped(torn) is None
+    assert again.get(whole) == b"another"
+    assert again.put(b"a slice", durable=False) == torn
+    assert again.get(torn) == b"a slice"
+
+
 def test_what_a_killed_process_left_is_swept_away_and_what_it_was_fetching_kept(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     name = shelf.put(b"whole")

@@ -83,7 +83,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class BlobHeld:
-    """A fetched blob was verified (hash, shape, finite, norm) and is durable here. size_bytes: as it is, whatever its offer said.
+    """A fetched blob was verified (hash, shape, finite, norm) and is here, durably if it must last (BlobPart). size_bytes: as it is, whatever its offer said.
     parts: the slices that a table names."""
 
     blob: Digest
@@ -199,6 +199,12 @@ class BlobPart:
     kind: Literal["table", "slice", "result", "residual"]
     slice: int = 0
     table: Digest | None = None
+
+    @property
+    def must_last(self) -> bool:
+        """Whether it has to outlive a power cut: members sign that they hold results, and give each other residuals back. Tables and slices of
+        contributions go into a mean or are missed in it, and each would cost a flush of the disk."""
+        return self.kind in ("result", "residual")
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,7 @@ class RoundDriver:
 
         def check_and_store() -> tuple[Digest, ...]:
             parts = self._checked(action, memoryview(raw))
-            self._blobs.put(raw)
+            self._blobs.put(raw, durable=action.part is None or action.part.must_last)
             return parts
 
         try:
@@ -372,7 +372,7 @@ class RoundDriver:
             except MalformedBlob:
                 partial.discard()
                 raise
-            partial.finish()
+            partial.finish(durable=action.part is None or action.part.must_last)
 
         pull = Pull(
             Fetch(action.blob, action.sources, tries=1, resumed=resumed),

@@ -179,8 +179,15 @@ class Conductor:
             case CloseRound():
                 closing = await asyncio.wrap_future(self._trainer.close(sliced=self._rounds.is_sliced))
                 written = (*closing.slices, closing.blob)
+                lasts = (
+                    not closing.slices
+                )  # nobody signs that they hold it, and its results are what the round goes on with
+
+                def put() -> list[Digest]:
+                    return [self._blobs.put(blob, durable=lasts) for blob in written]
+
                 digests = await until_written(
-                    lambda: self._loop.run_in_executor(self._disk, lambda: [self._blobs.put(blob) for blob in written]),
+                    lambda: self._loop.run_in_executor(self._disk, put),
                     "our contribution",
                     self._listener,
                 )
