@@ -127,6 +127,9 @@ class InitFlags:
         Flag("How the other weights are kept beside them.", shown="bfloat16 if the source's is, else float32"),
     ] = None
     stages: Annotated[int | None, Flag("Pipeline stages.", shown="the preset's", least=1)] = None
+    slices: Annotated[
+        bool, Flag("Average in slices, from four peers a stage on: each sends two contributions and a result a round.")
+    ] = False
     run_name: Annotated[str | None, Flag("Shown to volunteers.", shown="the preset")] = None
     tokenizer: Annotated[
         Path | None, Flag("A tokenizer.json, or the folder of a model, that cuts the run's text.", shown="bytes")

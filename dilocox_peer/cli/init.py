@@ -46,6 +46,8 @@ def write_run_file(flags: InitFlags) -> None:
             typer.echo(line)
     else:
         manifest = _of_preset(flags)
+    if flags.slices:  # every preset has a codec and a way to adapt that slices can have
+        manifest = manifest.model_copy(update={"rounds": manifest.rounds.model_copy(update={"averaging": "slices"})})
     tokenizer = flags.tokenizer
     if tokenizer is None and flags.published is not None:
         tokenizer = tokenizer_in(flags.published, manifest.model.vocab_size)

@@ -108,7 +108,7 @@ def plan_lines(
     if chosen is not None and in_slices is not None and _is_worth_it(in_slices, chosen):
         other = in_slices.setting
         lines.append(
-            f'with rounds.averaging = "slices": H {other.inner_steps}, {other.codec}; an exchange of {_duration(in_slices.exchange_s)}, '
+            f"averaged in slices (init --slices): H {other.inner_steps}, {other.codec}; an exchange of {_duration(in_slices.exchange_s)}, "
             f"{in_slices.sent_bytes_a_day / 1e9:,.1f} GB a day up"
         )
     lines.append("")

@@ -48,7 +48,7 @@ def test_what_slices_would_change_is_told_where_many_share_a_stage(capsys: pytes
     out, document = told(16)
     [cut], sliced = document["cuts"], document["best_in_slices"]
     assert (cut["setting"]["codec"], sliced["setting"]["codec"]) == ("topk", "int2")
-    assert 'with rounds.averaging = "slices": H 32, int2; an exchange of' in out
+    assert "averaged in slices (init --slices): H 32, int2; an exchange of" in out
     out, document = told(3)
     assert document["best_in_slices"]["exchange_s"] == document["cuts"][0]["exchange_s"], "the same up to three"
     assert "slices" not in out
