@@ -19,7 +19,7 @@ from dilocox_peer.peer.rounds.slices import ranked
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Value
 from dilocox_peer.wire.declared import replaced
-from dilocox_peer.wire.rounds import Ack, Averages, Gathered, Offer
+from dilocox_peer.wire.rounds import Ack, Averages, Gathered, Inputs, Offer
 
 from .invariants import Violation
 from .scenario import BRIEF, WHOLE, Length, length_of, round_of, starter
@@ -32,6 +32,7 @@ SEARCHED = 40
 BY_LIARS = {"of two that differ the first is believed": 5}  # every so many seeds has one
 
 STUCK = (
+    1219,  # votes waited for one that had promised a higher ballot when inputs were named, and so averaged nothing
     1313,  # the leader of ballot 0 named inputs in vain: those who had promised a higher ballot told it nothing
     1925,  # a slice was settled by one before whom others awaited one that saw it settled, and so averaged nothing
     2356,  # two pairs of newcomers stood apart, as the only voter left had gone along with one of them
@@ -268,6 +269,31 @@ def test_a_vote_waits_for_nobody_where_those_that_come_first_have_said_the_same(
     assert len(early) > 5
     assert not any(heard for heard, _ in early)
     assert any(unheard for _, unheard in early), "of inputs that nobody has said anything of"
+
+
+def test_who_has_not_heard_the_inputs_averages_what_is_proposed() -> None:
+    """Who promised a higher ballot heeds no inputs of a lower one, and votes wait for the word of who comes first in order."""
+    waited: dict[tuple[PeerId, bytes], tuple[float, float]] = {}
+    deaf = PeerId("p02")
+
+    class Voter(Slicing):
+        def on_inputs(self, sender: PeerId, message: Inputs, now: float) -> tuple[list[Action], str | None]:
+            return ([], None) if self._seat.me == deaf else super().on_inputs(sender, message, now)
+
+        def is_early(self, value: Value, now: float) -> bool:
+            if is_early := super().is_early(value, now):
+                key = self._seat.me, value.digest()
+                waited[key] = waited.get(key, (now, now))[0], now
+            return is_early
+
+    sitting = type("Votes", (Sitting,), {"slicing_type": Voter})
+    world = World(1, 6, machine=type("Machine", (RoundMachine,), {"sitting_type": sitting}))
+    world.be_sliced(4)
+    world.start_peers = 6
+    _start_alike(world)
+    world.run(100.0)
+    assert waited
+    assert max(last - first for first, last in waited.values()) < 1.0
 
 
 @pytest.mark.parametrize("num_peers", [4, 8])

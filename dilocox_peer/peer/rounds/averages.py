@@ -11,13 +11,13 @@ decides. Two signatures under different results of one slice stay as a proof tha
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from dilocox_peer.contract import Note
 from dilocox_peer.events_of_rounds import AveragesDiffer
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, SliceAveraged
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.proposals import Named
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.slices import averagers, ranked, supporters
 from dilocox_peer.peer.rounds.timing import FOREVER
@@ -38,22 +38,6 @@ MAX_ASKED = 4  # inputs that one leader may name at one head
 TRIES = 2  # of a residual that nobody gives; then its slice goes on without
 
 
-@dataclass(slots=True)
-class _Named:
-    """Inputs that a leader has named. said: of each slice, who says what, with its signature. told: how much of ours."""
-
-    entries: tuple[Entry, ...]
-    leader: PeerId
-    since: float
-    said: dict[int, dict[PeerId, tuple[SliceOutcome, bytes]]] = field(default_factory=dict)
-    under_way: set[int] = field(default_factory=set)
-    settled: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    told: set[tuple[int, frozenset[PeerId]]] = field(default_factory=set)
-    is_untold: bool = False  # something of ours
-    is_news: bool = False
-
-
 class Slicing:
     """The slices of one (head, view) at one peer, where its round is averaged so."""
 
@@ -66,7 +50,7 @@ class Slicing:
         self._sharing = sharing
         self._orders = ranked(sharing, averagers(seat.place.roster, seat.place.voters))
         self._gathered: dict[PeerId, frozenset[Digest]] = {}
-        self._batches: dict[Digest, _Named] = {}
+        self._batches: dict[Digest, Named] = {}
         self._current: Digest | None = None
         self._named: dict[PeerId, int] = {}
         self._told_at, self._asked_at, self._num_told = now, now, 0
@@ -80,7 +64,7 @@ class Slicing:
         self.offers_due = self.late_at = FOREVER  # offers, and contributions on their way, are waited for no longer
 
     @property
-    def _batch(self) -> _Named | None:
+    def _batch(self) -> Named | None:
         """The inputs that were named last."""
         return None if self._current is None else self._batches[self._current]
 
@@ -197,15 +181,29 @@ class Slicing:
         if name in self._batches:
             self._current = name
             return self._said_again(name, [sender]), None
-        peers = [entry.peer for entry in message.entries]
+        return [], self._take_up(name, Named(message.entries, sender, now, is_news=True))
+
+    def on_proposed(self, leader: PeerId, value: Value, now: float) -> None:
+        """A proposal names its inputs, too. Who had promised a higher ballot when they were named averages nothing of them till then, and
+        votes wait for its word (is_early)."""
+        if not value.results:
+            return
+        self._num_heard += 1
+        if (name := inputs_of(value.entries)) in self._batches:
+            self._current = name
+        else:
+            self._take_up(name, Named(value.entries, leader, now))
+
+    def _take_up(self, name: Digest, batch: Named) -> str | None:
+        """Why inputs are not looked at, or None."""
+        peers, leader = [entry.peer for entry in batch.entries], batch.leader
         if peers != sorted(set(peers)) or not set(peers) <= set(self._seat.place.roster):
-            return [], "inputs that are no contributions of the roster, in order"
-        if self._named.get(sender, 0) >= MAX_ASKED:
-            return [], "names inputs again and again"
-        self._named[sender] = self._named.get(sender, 0) + 1
-        self._batches[name] = _Named(message.entries, sender, now, is_news=True)
-        self._current = name
-        return [], None
+            return "inputs that are no contributions of the roster, in order"
+        if self._named.get(leader, 0) >= MAX_ASKED:
+            return "names inputs again and again"
+        self._named[leader] = self._named.get(leader, 0) + 1
+        self._batches[name], self._current = batch, name
+        return None
 
     def on_averages(self, sender: PeerId, message: Averages) -> tuple[list[Action], str | None]:
         batch = self._batches.get(message.inputs)
@@ -249,7 +247,7 @@ class Slicing:
         statement = average_statement(place.stage, place.head, inputs, index, outcome)
         return self._seat.owner.verify(peer, statement, signature)
 
-    def _told_apart(self, batch: _Named, index: int) -> list[Action]:
+    def _told_apart(self, batch: Named, index: int) -> list[Action]:
         """News of members that came to different results from the same."""
         outcomes = {outcome for outcome, _ in batch.said[index].values()}
         if max(Counter(outcome.base for outcome in outcomes).values()) < 2:
@@ -340,7 +338,7 @@ class Slicing:
             )
         ]
 
-    def _average(self, inputs: Digest, batch: _Named, own: Sequence[int], now: float) -> list[Action]:
+    def _average(self, inputs: Digest, batch: Named, own: Sequence[int], now: float) -> list[Action]:
         tables, actions = [entry.blob for entry in batch.entries], list[Action]()
         if any(not self._is_gathered(table, ()) for table in tables):
             return []
@@ -370,7 +368,7 @@ class Slicing:
         averages = tuple(Average(index, *outcome, signature) for index, (outcome, signature) in mine.items())
         return [*send_all(to, Averages(*self._seat.at(), inputs, averages))]
 
-    def _want_results(self, batch: _Named, now: float) -> list[Action]:
+    def _want_results(self, batch: Named, now: float) -> list[Action]:
         actions: list[Action] = []
         for index in range(self._sharing.count):
             if (result := self._result(batch, index)) is not None:
@@ -408,7 +406,7 @@ class Slicing:
         batch.is_news = False
         return True
 
-    def _result(self, batch: _Named, index: int) -> Result | None:
+    def _result(self, batch: Named, index: int) -> Result | None:
         """What two say, and not as many another thing."""
         by_outcome: dict[SliceOutcome, list[PeerId]] = {}
         for peer, (outcome, _) in batch.said.get(index, {}).items():
@@ -437,7 +435,7 @@ class Slicing:
         message = Inputs(*self._seat.at(), ballot, tuple(entries))
         asked: Iterable[PeerId] = self._seat.others
         if name not in self._batches:
-            self._batches[name] = _Named(tuple(entries), self._seat.me, now)
+            self._batches[name] = Named(tuple(entries), self._seat.me, now)
         elif self._current == name:
             if now < self._asked_at + self._seat.timing.retry_s:
                 return []

@@ -137,6 +137,8 @@ class Ballots:
         if pending is None or ballot > pending.ballot:
             self.pending = Pending(ballot, value, sender, message.signature, message.promises, now)
         self._turns.follow(ballot, now)
+        if self._slicing is not None:
+            self._slicing.on_proposed(sender, value, now)
         # The leader may not have heard what we can prove.
         return [Send(sender, Proof(*seat.at(), *proof)) for proof in guilty if proof is not None], None
 

@@ -1,10 +1,10 @@
-"""A ballot under way, as ballots.py keeps it: one of ours that we lead, or another's proposal. Pure."""
+"""A ballot under way: one of ours that we lead, or another's proposal (ballots.py); and the inputs that are averaged for one (averages.py). Pure."""
 
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Value
+from dilocox_peer.wire.chain import Entry, SliceOutcome, Value
 from dilocox_peer.wire.rounds import Accepted, Justification, Nack, Promised
 
 
@@ -53,3 +53,19 @@ class Pending:
     promises: Justification
     since: float
     nacked: set[Digest] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Named:
+    """Inputs that a leader has named. said: of each slice, who says what, with its signature. told: how much of ours."""
+
+    entries: tuple[Entry, ...]
+    leader: PeerId
+    since: float
+    said: dict[int, dict[PeerId, tuple[SliceOutcome, bytes]]] = field(default_factory=dict)
+    under_way: set[int] = field(default_factory=set)
+    settled: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    told: set[tuple[int, frozenset[PeerId]]] = field(default_factory=set)
+    is_untold: bool = False  # something of ours
+    is_news: bool = False
