@@ -36,6 +36,8 @@ STUCK = (
     1313,  # the leader of ballot 0 named inputs in vain: those who had promised a higher ballot told it nothing
     1925,  # a slice was settled by one before whom others awaited one that saw it settled, and so averaged nothing
     2356,  # two pairs of newcomers stood apart, as the only voter left had gone along with one of them
+    2791,  # half of a roster waited for the other half, which had gone on without it, until the owner signed that
+    3182,  # the same, with a newcomer among those who had gone on
     5588,  # votes waited for one passed over that knew of others who had said the same, and so averaged nothing
     6195,  # one that went on alone needed those in its roster who held to the old one
     6406,  # who waited for what nobody had refused for ever what the one that had gone on showed

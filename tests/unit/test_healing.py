@@ -17,6 +17,7 @@ from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.rounds import MAX_PAGE, ChainPage, GetChain
 from tests.unit.test_forks import GENESIS, A, B, Branch, C, D, checkpoint_of, verify
 
+LATE = 2**52
 DONOR, LIAR = PeerId("donor"), PeerId("liar")
 
 
@@ -306,3 +307,20 @@ def test_what_was_only_worse_than_a_path_is_read_again_once_that_one_leads_nowhe
     assert newcomer.healing.path is not None
     assert newcomer.healing.path.tip == went_on.certificates[-1].head
     assert not newcomer.refused, "it was nobody's fault"
+
+
+def test_a_branch_that_is_worse_or_held_back_is_elsewhere_and_what_nobody_has_looked_at_is_not() -> None:
+    ours = Branch().start(A, B, C, D)
+    worse = ours.fork().view(D, order=3)
+    newcomer = Newcomer()
+    for certificate in ours.round(A, B, C, order=2).certificates:
+        newcomer.chain.append(certificate)
+    newcomer.healing.rebase()
+    healing = newcomer.healing
+    assert not healing.is_elsewhere(worse.place.head), "not known yet"
+    newcomer.read(DONOR, worse)
+    assert healing.is_elsewhere(worse.place.head)
+    assert not any(healing.is_elsewhere(certificate.head) for certificate in ours.certificates)
+    above = ours.fork().view(C, D, order=LATE).round(C, D, order=LATE + 1)
+    newcomer.read(LIAR, above)
+    assert healing.is_elsewhere(above.place.head), "whether or not it is followed"

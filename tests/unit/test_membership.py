@@ -82,3 +82,19 @@ def test_bytes_of_a_body_are_a_sign_of_life_of_who_was_heard() -> None:
     members.left(heard, 1)
     members.is_here(heard, 2 * timing.alive_s)
     assert not members.alive(2 * timing.alive_s), "it said that it leaves"
+
+
+def test_nothing_is_waited_for_of_who_has_gone_on_along_another_branch() -> None:
+    """Found by slicing seeds 2791 and 3182: half of a roster with its first peer is a quorum, and waited for offers, slices and leaders
+    of the other half, which had gone on without it."""
+    members, gone, late = Members(PeerId("me"), Timing()), PeerId("gone"), PeerId("late")
+    elsewhere = sha256(b"a head that is known to be on another branch")
+    members.is_elsewhere = lambda head: head == elsewhere
+    for peer, head in ((gone, elsewhere), (late, HEAD)):
+        members.heard(peer, 0.0)
+        members.said(peer, Heartbeat(0, head, 1, 1, 1, 1, 0, 2, 0, True, b""))
+    assert [members.takes_part(peer, 1.0) for peer in (gone, late)] == [False, True]
+    assert [members.may_offer(peer, 1.0) for peer in (gone, late)] == [False, True]
+    assert members.is_alive(gone, 1.0), "it stays in the roster, and may come over"
+    members.said(gone, Heartbeat(0, HEAD, 1, 1, 1, 1, 0, 2, 0, True, b""))
+    assert members.takes_part(gone, 1.0), "it has come over"

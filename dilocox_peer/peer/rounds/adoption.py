@@ -58,6 +58,7 @@ class Adoption:
         self._sit = sit
         self._following = Following(owner.peer, chain, forks, members)
         self.healing = Healing(owner, chain, forks, self._allowed)
+        members.is_elsewhere = self.healing.is_elsewhere
         self.anchor = anchor
         self.now = now
         self._left = durable.left if durable is not None else ()

@@ -103,7 +103,7 @@ class Slicing:
     def _may_average(self, peer: PeerId, now: float) -> bool:
         if (may := self._may.get(peer)) is None:
             may = self._may[peer] = peer == self._seat.me or (
-                self._members.is_alive(peer, now)
+                self._members.takes_part(peer, now)
                 and self._seat.owner.conduct.averages(peer)
                 and (now < self.late_at or bool(self._gathered.get(peer)))
             )
@@ -390,7 +390,7 @@ class Slicing:
         drawn = {peer for index in range(self._sharing.count) for peer in self._orders[index][:VOUCHING]}
         if now >= self.late_at:
             for peer in sorted(drawn - {self._seat.me}):
-                if self._members.is_alive(peer, now) and not self._gathered.get(peer):
+                if self._members.takes_part(peer, now) and not self._gathered.get(peer):
                     conduct.silent(peer)
         for index, result in enumerate(value.results):
             for peer, (outcome, _) in batch.said.get(index, {}).items():

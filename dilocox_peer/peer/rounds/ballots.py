@@ -485,7 +485,7 @@ class Ballots:
 
     def settle(self, certificate: Certificate, now: float) -> list[Note]:
         """What this round tells of the others; call when it is certified. Gives back whose contributions it goes without."""
-        alive = self._members.alive(now)
+        alive = {peer for peer in self._members.alive(now) if self._members.takes_part(peer, now)}
         self.jury.hear_certificate(certificate)
         self._arrivals.settle(certificate.value.entries, now)
         self.jury.settle_leaders(certificate.ballot, alive, now, is_late=self._arrivals.leader_is_late(now))

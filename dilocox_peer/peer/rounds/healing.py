@@ -124,6 +124,10 @@ class Healing:
     def _may_beat(self, head: Digest, now: float) -> bool:
         return not self._knows(head, now) and head not in self._judged
 
+    def is_elsewhere(self, head: Digest) -> bool:
+        """Whether a head is known to be on another branch than ours: one that is worse, or is held back."""
+        return bool(self._judged.get(head)) or (self.path is not None and head in self.path.index_of)
+
     def _knows(self, head: Digest, now: float) -> bool:
         if self._chain.height_of(head) is not None or (self.path is not None and head in self.path.index_of):
             return True

@@ -66,6 +66,7 @@ class Members:
         self.cut_off: set[PeerId] = set()  # those that there is no path to
         self.ways: dict[PeerId, PeerId] = {}  # of these: by whom something of its came last
         self._alive: tuple[float, set[PeerId], set[PeerId]] | None = None  # when, without and with ourselves
+        self.is_elsewhere: Callable[[Digest], bool] = lambda _: False  # whether a head is known to be on another branch
 
     def __getitem__(self, peer: PeerId) -> Seen:
         return self._seen[peer]
@@ -190,6 +191,13 @@ class Members:
             return peer == self._me
         return now - seen.heard_at <= self._alive_s and not seen.refused and seen.left < seen.incarnation
 
+    def takes_part(self, peer: PeerId, now: float) -> bool:
+        """Alive, and not gone on along another branch as far as we know: of one that has, nothing is to be waited for here."""
+        if not self.is_alive(peer, now):
+            return False
+        head = self.head_of(peer)
+        return head is None or not self.is_elsewhere(head)
+
     def is_paused(self, peer: PeerId) -> bool:
         """Whether it last said that it trains nothing for now."""
         seen = self._seen.get(peer)
@@ -212,7 +220,7 @@ class Members:
         """Whether a contribution of its can come: it is here, and trains or has trained in its round."""
         if peer == self._me:
             return self._we_may_offer
-        if not self.is_alive(peer, now):
+        if not self.takes_part(peer, now):
             return False
         said = self._seen[peer].said if peer in self._seen else None
         return said is None or not said.paused or said.micro_batches > 0

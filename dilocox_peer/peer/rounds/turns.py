@@ -1,7 +1,7 @@
 """Whose turn it is to lead a ballot, and until when. Pure.
 
 Ballot 0 has the time that offers take and its own; each later one that of a ballot, longer for every one that failed. The turn
-of a leader that is gone, or that conduct.py puts off or does not wait for, is not waited for: who offers nothing in time would, as a
+of a leader that is gone, also along another branch, or that conduct.py puts off or does not wait for, is not waited for: who offers nothing in time would, as a
 leader, wait for its own offer to the end.
 """
 
@@ -65,11 +65,12 @@ class Turns:
         leader = self._seat.leader(self.ballot)
         if leader == self._seat.me or self._is_awaited(leader, now):
             return False
-        is_gone = waited_s > self._seat.timing.alive_s or self._members.is_surely_gone(leader)
-        return is_gone or not self._is_trusted(leader)
+        # One that is silent may be heard in a moment; one that is here, and not awaited, leads elsewhere or is not trusted.
+        is_silent = not self._members.is_alive(leader, now) and not self._members.is_surely_gone(leader)
+        return waited_s > self._seat.timing.alive_s or not is_silent or not self._is_trusted(leader)
 
     def _is_awaited(self, leader: PeerId, now: float) -> bool:
-        return self._members.is_alive(leader, now) and self._is_trusted(leader)
+        return self._members.takes_part(leader, now) and self._is_trusted(leader)
 
     def _is_trusted(self, leader: PeerId) -> bool:
         return self._conduct.leads(leader) and leader in self._conduct.waited_for(self._seat.place.roster)
