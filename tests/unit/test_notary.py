@@ -224,6 +224,36 @@ def test_a_minority_that_writes_the_roster_is_not_vouched_for(office: Office, st
     assert office.notary.chain.head == stage.certificates[5].head, "the majority was only out of sight"
 
 
+def test_a_minority_is_not_vouched_for_while_a_quorum_is_heard_elsewhere_however_long_its_round_takes(
+    office: Office, stage: CertifiedStage
+):
+    """One member wrote a roster of its own, and rounds; the others trained, in a round that took longer than the owner's patience."""
+    honest = stage.certificates[:3]
+    place = place_after(GENESIS, honest)
+    branch = []
+    for number in range(4):
+        value = place.view_change([A]) if not number else place.round_value(
+            [Entry(A, 1, sha256(bytes([number])), 10, 4)], [A], FixedPlanner(plan_bounds(MANIFEST)).next(place.plan)
+        )  # fmt: skip
+        view = place.view + (not number)
+        vote = vote_for(acceptance(STAGE, place.head, view, 0, value), 9999 + number, KEYS[A].sign)
+        branch.append(Certificate(STAGE, place.head, view, 0, value, ((A, vote),)))
+        place = place.then(branch[-1])
+    office.give(PeerFound(A), PeerFound(B), PeerFound(C))
+    office.show(B, honest)
+    office.show(A, [*honest, *branch])
+    for _ in range(10):
+        office.now += PATIENCE_S / 4
+        office.give(*(Received(peer, ChainPage(STAGE, honest[-1].head, honest[-1].view, (), False)) for peer in (B, C)))
+    assert office.notary.chain.head == honest[-1].head
+    office.now += PATIENCE_S - 1.0
+    office.show(A, branch)
+    assert office.notary.chain.head == honest[-1].head
+    office.now += 1.0
+    office.give(Tick())
+    assert office.notary.chain.head == branch[-1].head, "nobody else is heard any more"
+
+
 @pytest.mark.parametrize("is_heard", [True, False])
 def test_newcomers_who_go_on_alone_are_vouched_for_once_no_voter_was_heard_for_long(
     office: Office, stage: CertifiedStage, is_heard: bool

@@ -7,20 +7,20 @@ everybody is away learns where the run is, or that it is over.
     no chain  -> (enough peers at genesis, no new one for settle_s) -> first roster signed, made durable, told
     following -> (`every` rounds since the last checkpoint, or the end) -> checkpoint signed, made durable, told
 
-It follows no roster that a minority wrote until that branch has stood for `patience_s` (patience.py): a checkpoint would draw
-the majority away from its work. One that none of the members before it signed it follows only when it has heard none of them for
-`away_s`, and asked all that time: newcomers who go on with a run that everybody has left. The first roster is signed once; that it
-was is what the log is for.
+It follows no roster that a minority wrote until that branch has stood for `patience_s` (patience.py), and for as long no quorum of
+the roster before it was heard elsewhere: a checkpoint would draw the majority away from its work. One that none of the members before it
+signed it follows only when it has heard none of them for `away_s`, and asked all that time: newcomers who go on with a run that everybody
+has left. The first roster is signed once; that it was is what the log is for.
 """
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.planning.plan import PlanBounds
-from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, vote_for
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, is_quorum, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
     OwnerSpoke,
@@ -69,12 +69,15 @@ class NotaryTerms:
 
 @dataclass(slots=True)
 class _Known:
-    """A peer of the stage. at_genesis: when it was last heard to have no chain. range: of its addresses."""
+    """A peer of the stage. at_genesis: when it was last heard to have no chain. range: of its addresses. head, head_at: where it said that
+    it is, and when."""
 
     asked_at: float
     range: str = ""
     is_asked: bool = True
     at_genesis: float = NEVER
+    head: Digest | None = None
+    head_at: float = NEVER
 
 
 class Notary:
@@ -106,7 +109,7 @@ class Notary:
         self._verify = verify
         self._timing = timing
         self._rng = rng
-        self._patience = Patience(patience_s, are_away=self._are_away)
+        self._patience = Patience(patience_s, are_away=self._are_away, elsewhere=self._elsewhere)
         self._away_s = away_s
         self._began_at = now
         self._heard_at: dict[PeerId, float] = {}  # voters
@@ -211,6 +214,8 @@ class Notary:
             self._heard_at[sender] = self._now
         actions: list[Action] = []
         reason: str | None = None
+        if isinstance(message, Heartbeat | ChainPage) and (known := self._known.get(sender)) is not None:
+            known.head, known.head_at = message.head, self._now
         match message:
             case Vouch():
                 reason = self._hear(message.checkpoint)
@@ -309,6 +314,16 @@ class Notary:
     def _are_away(self, voters: Collection[PeerId], now: float) -> bool:
         since = now - self._away_s
         return self._began_at <= since and all(self._heard_at.get(peer, since) <= since for peer in voters)
+
+    def _elsewhere(self, voters: Sequence[PeerId], heads: Collection[Digest]) -> float:
+        """Until when a quorum of the voters was heard at other heads than these."""
+        known = {peer: self._known[peer] for peer in voters if peer in self._known}
+        others = [peer for peer, each in known.items() if each.head is not None and each.head not in heads]
+        heard = sorted(others, key=lambda peer: known[peer].head_at, reverse=True)
+        for count in range(1, len(heard) + 1):
+            if is_quorum(heard[:count], voters):
+                return known[heard[count - 1]].head_at
+        return NEVER
 
     def _give_up_after(self, head: Digest) -> list[Action]:
         """Certificates that nobody can go on from any more would keep us for ever from following those who do go on."""

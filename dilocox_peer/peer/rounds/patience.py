@@ -55,12 +55,15 @@ class Patience:
         *,
         are_away: Callable[[Collection[PeerId], float], bool] = lambda _voters, _now: False,
         are_gone: Callable[[Collection[PeerId], float], bool] = lambda _voters, _now: False,
+        elsewhere: Callable[[Sequence[PeerId], Collection[Digest]], float] = lambda _voters, _heads: -inf,
     ) -> None:
         """seconds: that a view change of a minority must have stood. are_away(voters, now): whether none of them has been heard for
-        long; are_gone: whether all of them have said so, or refuse connections."""
+        long; are_gone: whether all of them have said so, or refuse connections. elsewhere(voters, heads): until when a quorum of them was
+        heard at other heads than these, -inf: never; it is at work there, however long its round takes."""
         self._seconds = seconds
         self._are_away = are_away
         self._are_gone = are_gone
+        self._elsewhere = elsewhere
         self._since: OrderedDict[Digest, float] = OrderedDict()
         self._lone: OrderedDict[Digest, _Lone] = OrderedDict()
         self._has_read = False  # what our chain had when it was first seen
@@ -78,9 +81,9 @@ class Patience:
             is_view_change = certificate.value.kind == "epoch" and not place.is_genesis
             is_lone = is_view_change and not signers & set(place.voters)
             if index > vouched and is_view_change and not is_quorum(signers, place.voters):
-                has_stood = (
-                    now - self._seen(certificate.head, now) >= self._seconds
-                )  # timed also behind another that has not
+                # Timed also behind another that has not.
+                since = max(self._seen(certificate.head, now), self._elsewhere(place.voters, path.heads[index:]))
+                has_stood = now - since >= self._seconds
                 is_theirs = bool(signers & set(place.voters)) or self._are_away(place.voters, now)
                 has_stood = has_stood and is_theirs
                 is_believed = is_believed and (has_stood or self._are_gone(set(place.voters) - signers, now))
