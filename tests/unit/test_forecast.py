@@ -17,6 +17,7 @@ from dilocox_peer.peer.planning.forecast import (
     best,
     busiest_share,
     forecast,
+    line_share,
     operations,
 )
 from dilocox_peer.peer.planning.upkeep import FOLLOW_SHARE, KEPT_SHARE, RoundPace, talk_of_round
@@ -127,3 +128,17 @@ def test_who_is_beyond_the_cap_has_no_place() -> None:
 def test_fewer_peers_than_stages_are_refused() -> None:
     with pytest.raises(ValueError, match="4 stages need as many peers, there are 3"):
         forecast(cut_into(RUN, 4), replace(HOME, count=3))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "down", "share"), [(2, 1.0, 0.8), (3, 1.0, 0.66), (4, 1.4, 0.66), (4, 1.5, 0.8), (64, 5.0, 0.8)]
+)
+def test_more_than_two_on_even_lines_send_with_less_of_theirs(replicas: int, down: float, share: float) -> None:
+    assert line_share(replicas, replace(HOME, downlink_bps=down * HOME.uplink_bps)) == share
+
+
+def test_what_waits_at_those_who_receive_is_in_an_exchange() -> None:
+    even, home = (forecast(RUN, replace(HOME, downlink_bps=down)) for down in (20e6, 100e6))
+    assert even.setting == home.setting
+    times = (even.exchange_s - DELAY_S) / (home.exchange_s - DELAY_S)
+    assert 1.1 < times < 0.8 / 0.66

@@ -6,7 +6,7 @@ One peer trains one stage on `work_s` of the whole model's time for a micro-batc
                              activations and gradients that a peer sends (and receives) / its line;
                              a micro-batch's way through all stages and back / micro-batches under way
     seconds of a round     = inner steps * micro-batches a step * seconds a micro-batch; no shorter than the exchange
-    seconds of an exchange = delay + contribution * copies (sent.py) / LINE_SHARE of what activations leave of the uplink
+    seconds of an exchange = delay + contribution * copies (sent.py) / line_share of what activations leave of the uplink
 
 Codec, rank and inner steps are those that the run's own controller (controller.py) comes to on such lines. What the peers measure once
 they train takes the place of all of it.
@@ -33,6 +33,10 @@ PIPELINE_SHARE = 0.97
 DELAY_S = 0.5
 """Of an exchange, beside transfer and travel: messages and the wait for the others."""
 LINE_SHARE = 0.8  # of an uplink, as a peer takes it whose owner has said nothing (network/upload_control.py)
+CROWDED_SHARE = 0.66
+"""The same where more than two share a stage and lines carry hardly more down than up (CROWDED_BELOW times): what they send at once waits
+at those who receive, and a sender takes that for its own line. Seen with four peers on even lines: 0.62 to 0.7 (benchmarks/headline.py)."""
+CROWDED_BELOW = 1.5
 CODING_S = 20e-9
 """A parameter: encoding our own contribution, looking at another's and taking the mean, on one thread."""
 SETTLED_ROUNDS = 200
@@ -125,7 +129,7 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     delay_s = DELAY_S + 3 * peers.round_trip_s + CODING_S * layouts[largest].num_elements
     setting, blob = settled(manifest, layouts[largest], replicas, left_bps, step_s, delay_s)
     copies = contributions_sent(replicas, setting.codec, is_sliced=bool(manifest.rounds.num_slices))
-    exchange_s = delay_s + 8 * blob * copies / (LINE_SHARE * left_bps) if replicas > 1 else 0.0
+    exchange_s = delay_s + 8 * blob * copies / (line_share(replicas, peers) * left_bps) if replicas > 1 else 0.0
     micro_batches = setting.inner_steps * inner.accumulate
     pace = RoundPace(replicas, blob, micro_batches, setting.inner_steps * step_s, left_bps, setting.codec)
     needs = replace(each_needs[largest], sent_bytes=sent, received_bytes=received)
@@ -160,6 +164,12 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         recomputes=recomputes,
         binding=binding,
     )
+
+
+def line_share(replicas: int, peers: Peers) -> float:
+    """Of an uplink, that a peer of so many of a stage sends contributions with."""
+    is_crowded = replicas > 2 and peers.downlink_bps < CROWDED_BELOW * peers.uplink_bps
+    return CROWDED_SHARE if is_crowded else LINE_SHARE
 
 
 def in_slices(manifest: Manifest) -> Manifest | None:

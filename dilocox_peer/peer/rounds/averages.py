@@ -184,7 +184,7 @@ class Slicing:
         return [], self._take_up(name, Named(message.entries, sender, now, is_news=True))
 
     def on_proposed(self, leader: PeerId, value: Value, now: float) -> None:
-        """A proposal names its inputs, too. Who had promised a higher ballot when they were named averages nothing of them till then, and
+        """A proposal names its inputs, too. A member that had promised a higher ballot when they were named averages nothing of them till then, and
         votes wait for its word (is_early)."""
         if not value.results:
             return
