@@ -38,6 +38,8 @@ STUCK = (
     2356,  # two pairs of newcomers stood apart, as the only voter left had gone along with one of them
     2791,  # half of a roster waited for the other half, which had gone on without it, until the owner signed that
     3182,  # the same, with a newcomer among those who had gone on
+    9242,  # another came to lead that had not heard what the members hold, which they had said once
+    9575,
     5588,  # votes waited for one passed over that knew of others who had said the same, and so averaged nothing
     6195,  # one that went on alone needed those in its roster who held to the old one
     6406,  # who waited for what nobody had refused for ever what the one that had gone on showed

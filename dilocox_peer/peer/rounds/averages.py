@@ -287,7 +287,7 @@ class Slicing:
         return actions
 
     def _say_gathered(self, gathered: frozenset[Digest], is_all: bool, now: float) -> list[Action]:
-        """At once when it is all that is to come, else soon, once or twice a round; later now and then, seldom once inputs are named by it."""
+        """At once when it is all that is to come, else soon, once or twice a round; later now and then, as messages are lost."""
         me, retry_s = self._seat.me, self._seat.timing.retry_s
         if gathered != self._gathered.get(me, frozenset()):
             self._num_heard += 1
@@ -295,8 +295,7 @@ class Slicing:
             self._gathered[me] = gathered
         seldom_s = 0.0 if now >= self.late_at else 0.75 * (self._seat.pace.round_s or 0.0)
         soon_s = min(max(retry_s / 4, seldom_s), 8 * retry_s)
-        is_known = (batch := self._batch) is not None and gathered >= {entry.blob for entry in batch.entries}
-        waits_s = soon_s if self._num_told == 0 else self._seat.again_s(self._num_told + 2 * is_known)
+        waits_s = soon_s if self._num_told == 0 else self._seat.again_s(self._num_told)
         if not gathered or (
             now < self._told_at + self._seat.jittered(waits_s) and not (is_all and self._num_told == 0)
         ):
