@@ -21,7 +21,7 @@ from typing import Final
 from weakref import finalize
 
 from dilocox_peer.errors import StateCorrupt
-from dilocox_peer.files import PART, fsync_folder, replace_file, sweep_parts, take_room
+from dilocox_peer.files import PART, fsync_folder, make_durable, replace_file, sweep_parts, take_room
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline, num_chunks
 from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
 
@@ -66,6 +66,7 @@ class Shelf:
         self._quota_bytes = quota_bytes
         self._lock = threading.RLock()
         self._sizes: dict[Digest, int] = {}  # the least lately used first
+        self._unflushed: set[Digest] = set()
         self._pinned: set[Digest] = set()
         (folder / PARTIAL).mkdir(mode=0o700, parents=True, exist_ok=True)
         found: list[tuple[float, Digest, int]] = []
@@ -102,6 +103,8 @@ class Shelf:
         Raises OSError."""
         name = sha256(raw)
         if self._use(name):
+            if durable:
+                self.flush(name)
             return name
         path = self._path(name)
         self._make_room(len(raw))
@@ -109,8 +112,17 @@ class Shelf:
         self._keep_outline(
             name, [sha256(raw[start : start + CHUNK_BYTES]) for start in range(0, len(raw), CHUNK_BYTES)], len(raw)
         )
-        self._held(name, len(raw))
+        self._held(name, len(raw), durable=durable)
         return name
+
+    def flush(self, name: Digest) -> None:
+        """From here on it outlives a power cut, if it is here: a result may be the very bytes of a slice. Raises OSError."""
+        with self._lock:
+            is_due = name in self._unflushed
+        if is_due:
+            make_durable(self._path(name))
+            with self._lock:
+                self._unflushed.discard(name)
 
     def add(self, source: Path) -> Digest:
         """Keeps a copy of a file, durably; returns its name. Raises OSError."""
@@ -218,6 +230,7 @@ class Shelf:
         """It is here no longer, whatever its file is. Raises OSError."""
         with self._lock:
             self._sizes.pop(name, None)
+            self._unflushed.discard(name)
             self._pinned.discard(name)
         self._path(name).unlink(missing_ok=True)
         _outline_path(self._path(name)).unlink(missing_ok=True)
@@ -252,9 +265,11 @@ class Shelf:
             for name in dropped:
                 self.forget(name)
 
-    def _held(self, name: Digest, size_bytes: int) -> None:
+    def _held(self, name: Digest, size_bytes: int, *, durable: bool) -> None:
         with self._lock:
             self._sizes[name] = size_bytes
+            if not durable:
+                self._unflushed.add(name)
 
     def _path(self, name: Digest) -> Path:
         return self.folder / name.hex()[:2] / name.hex()
@@ -280,7 +295,7 @@ class Shelf:
         part.replace(path)
         if durable:
             fsync_folder(path.parent)
-        self._held(name, size_bytes)
+        self._held(name, size_bytes, durable=durable)
 
     # ---- on its way ----
 

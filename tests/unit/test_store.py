@@ -305,6 +305,22 @@ def test_a_thing_that_was_not_flushed_is_whole_or_missing_after_a_power_cut(left
     assert again.get(torn) == b"a slice"
 
 
+def test_a_thing_that_must_last_is_flushed_also_where_it_was_here_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf, flushed = Shelf(tmp_path), list[int]()
+    name = shelf.put(b"the same bytes", durable=False)
+    monkeypatch.setattr("os.fsync", flushed.append)
+    shelf.put(b"the same bytes", durable=False)
+    assert not flushed
+    shelf.put(b"the same bytes")
+    assert len(flushed) == 2, "the file, and its folder"
+    shelf.flush(name)
+    assert len(flushed) == 2
+    shelf.forget(name)
+    shelf.flush(name)
+
+
 def test_what_a_killed_process_left_is_swept_away_and_what_it_was_fetching_kept(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     name = shelf.put(b"whole")

@@ -167,7 +167,7 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
 
 
 def line_share(replicas: int, peers: Peers) -> float:
-    """Of an uplink, that a peer of so many of a stage sends contributions with."""
+    """The part of an uplink, 0 to 1, that a peer sends contributions with where so many share a stage."""
     is_crowded = replicas > 2 and peers.downlink_bps < CROWDED_BELOW * peers.uplink_bps
     return CROWDED_SHARE if is_crowded else LINE_SHARE
 

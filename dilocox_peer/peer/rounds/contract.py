@@ -83,8 +83,8 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class BlobHeld:
-    """A fetched blob was verified (hash, shape, finite, norm) and is here, durably if it must last (BlobPart). size_bytes: as it is, whatever its offer said.
-    parts: the slices that a table names."""
+    """A fetched blob was verified (hash, shape, finite, norm) and is here, durably if it must last (FetchBlob). size_bytes: as it is,
+    whatever its offer said. parts: the slices that a table names."""
 
     blob: Digest
     size_bytes: int
@@ -200,12 +200,6 @@ class BlobPart:
     slice: int = 0
     table: Digest | None = None
 
-    @property
-    def must_last(self) -> bool:
-        """Whether it has to outlive a power cut: members sign that they hold results, and give each other residuals back. Tables and slices of
-        contributions go into a mean or are missed in it, and each would cost a flush of the disk."""
-        return self.kind in ("result", "residual")
-
 
 @dataclass(frozen=True, slots=True)
 class FetchBlob:
@@ -220,6 +214,12 @@ class FetchBlob:
     within_s: float | None = None
     doubted: bool = False
     part: BlobPart | None = None
+
+    @property
+    def must_last(self) -> bool:
+        """Whether it has to outlive a power cut: members sign that they hold whole contributions, or results, and give each other residuals
+        back. Tables and slices of contributions go into a mean or are missed in it, and each would cost a flush of the disk."""
+        return self.part is None or self.part.kind in ("result", "residual")
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,7 @@ class RoundDriver:
 
         def check_and_store() -> tuple[Digest, ...]:
             parts = self._checked(action, memoryview(raw))
-            self._blobs.put(raw, durable=action.part is None or action.part.must_last)
+            self._blobs.put(raw, durable=action.must_last)
             return parts
 
         try:
@@ -350,6 +350,8 @@ class RoundDriver:
         """In a worker thread."""
         if (here := self._blobs.mapped(action.blob)) is None:
             return None
+        if action.must_last:
+            self._blobs.flush(action.blob)
         is_table = action.part is not None and action.part.kind == "table"
         return BlobHeld(action.blob, len(here), self._checked(action, here) if is_table else ())
 
@@ -372,7 +374,7 @@ class RoundDriver:
             except MalformedBlob:
                 partial.discard()
                 raise
-            partial.finish(durable=action.part is None or action.part.must_last)
+            partial.finish(durable=action.must_last)
 
         pull = Pull(
             Fetch(action.blob, action.sources, tries=1, resumed=resumed),
