@@ -3,6 +3,7 @@
 Nothing here does anything; every floor above imports it. Field names follow ARCHITECTURE.md's glossary.
 """
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
@@ -87,7 +88,7 @@ class Layout:
 
     tensors: tuple[TensorSpec, ...]
 
-    @property
+    @functools.cached_property
     def num_elements(self) -> int:
         return sum(spec.num_elements for spec in self.tensors)
 
@@ -111,6 +112,10 @@ class Layout:
         return spans
 
     def digest(self) -> Digest:
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> Digest:  # each contribution that is opened is held against it
         return sha256(canonical([[spec.name, list(spec.shape)] for spec in self.tensors]))
 
     @classmethod

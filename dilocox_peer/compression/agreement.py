@@ -23,8 +23,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.contribution import Contribution
-from dilocox_peer.compression.reader import PIECE, pieces
+from dilocox_peer.compression.reader import PIECE, TensorReaders, pieces
 from dilocox_peer.types import Layout, sha256
 
 SAMPLED = 1 << 20
@@ -43,7 +42,7 @@ _BLOCK = 1 << 16  # elements multiplied at a time: sums of as many signs are exa
 
 
 def parts_by_agreement(
-    layout: Layout, contributions: Sequence[Contribution], weights: Sequence[int], beacon: bytes
+    layout: Layout, contributions: Sequence[TensorReaders], weights: Sequence[int], beacon: bytes
 ) -> tuple[int, ...]:
     """How much of its weight each contribution keeps, in parts of WHOLE: 0 of what pushes against the others or has nothing in common with
     them, WHOLE of those without weight and where fewer than three have any. At least half of the others keep all. Raises MalformedBlob."""
@@ -89,7 +88,7 @@ def _with_the_rest(agree: Sequence[int], shared: Sequence[int], row: int) -> tup
 
 
 def _compared(
-    layout: Layout, contributions: Sequence[Contribution], beacon: bytes
+    layout: Layout, contributions: Sequence[TensorReaders], beacon: bytes
 ) -> tuple[list[list[int]], list[list[int]]]:
     num = len(contributions)
     agree_MM, shared_MM = torch.zeros(num, num, dtype=torch.int64), torch.zeros(num, num, dtype=torch.int64)

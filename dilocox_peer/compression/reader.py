@@ -22,6 +22,14 @@ class TensorReader(Protocol):
         ...
 
 
+class TensorReaders(Protocol):
+    """A vector in tensors, each to be read: a contribution, or what it decodes to."""
+
+    def open(self, index: int) -> TensorReader:
+        """The tensor of that place in the layout. Raises MalformedBlob, also in reading."""
+        ...
+
+
 def pieces(num_elements: int) -> Iterator[tuple[int, int]]:
     """(start, stop) of the pieces of a tensor."""
     for start in range(0, num_elements, PIECE):

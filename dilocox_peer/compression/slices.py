@@ -36,7 +36,7 @@ from dilocox_peer.compression.contribution import (
     open_contribution,
 )
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
-from dilocox_peer.compression.reader import pieces
+from dilocox_peer.compression.reader import TensorReader, pieces
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout, TensorSpec, sha256
 from dilocox_peer.wire import versions
@@ -48,6 +48,10 @@ RESULT_CODEC = {
 }  # fmt: skip
 """Of a mean, by the codec of contributions. One of many deserves a finer code than each of them, as it is sent once. A mean of sparse
 contributions has few zeros where there are many of them, and many where there are few: ecsq has a use for either."""
+
+
+DECODED_BYTES = 1 << 26
+"""A mean whose contributions take less than this decoded decodes each once; of a larger one, what is compared is decoded a second time."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,9 @@ def _mean(layout: Layout, inputs: Sequence[SliceInput], *, norm_clip: float, bea
     out_N.zero_()
     norms = [math.sqrt(math.fsum(each.squared)) for each in inputs]
     counts = capped_weights([each.micro_batches for each in inputs])
-    contributions = [open_contribution(each.blob, layout) for each in inputs]
+    opened = [open_contribution(each.blob, layout) for each in inputs]
+    is_small = 4 * layout.num_elements * len(inputs) <= DECODED_BYTES
+    contributions: Sequence[Contribution | _Decoded] = [_Decoded.of(each) for each in opened] if is_small else opened
     factors: Sequence[float] = (1.0,) * len(inputs)
     if len(inputs) > 1:
         counts = weights_of_their_own([each.table for each in inputs], norms, counts)
@@ -229,14 +235,40 @@ def _mean(layout: Layout, inputs: Sequence[SliceInput], *, norm_clip: float, bea
         factors, counts = weighed(norms, counts, parts, norm_clip=norm_clip)
     if not (total := sum(counts)):
         return
-    decoded_N = torch.empty_like(out_N)
+    scratch_N = torch.empty(0 if is_small else layout.num_elements)
     for contribution, factor, count in zip(contributions, factors, counts, strict=True):
-        _decode(contribution, decoded_N)
+        decoded_N = contribution.values_N if isinstance(contribution, _Decoded) else _decode(contribution, scratch_N)
         out_N.add_(decoded_N.mul_(share_of(factor, count, total)))
 
 
-def _decode(contribution: Contribution, out_N: Tensor) -> None:
+def _decode(contribution: Contribution, out_N: Tensor) -> Tensor:
     for index, (spec, start, _stop) in enumerate(contribution.layout.spans()):
         reader = contribution.open(index)
         for first, last in pieces(spec.num_elements):
             reader.read(first, last, out_N[start + first : start + last])
+    return out_N
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A contribution's values, to be read as the contribution is. starts: of its tensors."""
+
+    starts: tuple[int, ...]
+    values_N: Tensor
+
+    @classmethod
+    def of(cls, contribution: Contribution) -> "_Decoded":
+        layout = contribution.layout
+        starts = tuple(start for _spec, start, _stop in layout.spans())
+        return cls(starts, _decode(contribution, torch.empty(layout.num_elements)))
+
+    def open(self, index: int) -> TensorReader:
+        return _DecodedReader(self.values_N[self.starts[index] :])
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodedReader:
+    values_N: Tensor
+
+    def read(self, start: int, stop: int, out_X: Tensor) -> None:
+        out_X.copy_(self.values_N[start:stop])

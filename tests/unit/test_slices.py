@@ -5,10 +5,13 @@ import math
 import pytest
 import torch
 
+from dilocox_peer.compression import slices
 from dilocox_peer.compression.aggregate import aggregate
 from dilocox_peer.compression.contribution import decode_contribution, encode_contribution, open_contribution
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.slices import (
+    RESULT_CODEC,
+    AveragedSlice,
     CertifiedMean,
     SliceInput,
     average_slice,
@@ -212,3 +215,24 @@ def test_what_pushes_against_the_others_and_a_copy_weigh_nothing_in_a_slice() ->
 
     assert mean([*honest, given(-1.0, 9)]) == mean(honest)
     assert mean([*honest, honest[0]]) == mean(honest)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_decoded_once_and_what_is_decoded_as_it_is_read_come_to_the_same_bytes(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = cut(LAYOUT, 4)
+    made = [contribution(seed, codec, 4)[:2] for seed in range(5)]
+
+    def averaged(index: int) -> AveragedSlice:
+        inputs = [
+            SliceInput(table, tuple(part.squared for part in read_table(table, whole).parts), blobs[index], 8)
+            for table, blobs in made
+        ]
+        return average_slice(
+            whole.slices[index], inputs, norm_clip=4.0, codec_of=policy_named(RESULT_CODEC[codec]), residual=b"", beacon=b"drawn"
+        )  # fmt: skip
+
+    once = [averaged(index) for index in range(4)]
+    monkeypatch.setattr(slices, "DECODED_BYTES", 0)
+    assert [averaged(index) for index in range(4)] == once
