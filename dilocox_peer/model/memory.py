@@ -154,10 +154,12 @@ def _slice_elements(manifest: Manifest, parameters: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """free_bytes: of the machine, with what this peer has taken already; allowed_bytes: what --max-memory allows."""
+    """free_bytes: of the machine, with what this peer has taken already, or of a card; allowed_bytes: what --max-memory allows of the machine's.
+    card: its name as a device, "" of the machine."""
 
     free_bytes: int
     allowed_bytes: int | None = None
+    card: str = ""
 
     def fitting(self, needs: Sequence[int]) -> list[int]:
         """Of stages that need so many bytes each, those there is room for."""
@@ -174,6 +176,9 @@ class Room:
         if self.allowed_bytes is not None and need > self.allowed_bytes:
             allowed = f"--max-memory allows {size(self.allowed_bytes)}"
             return f"stage {stage} needs {size(need)} of memory, {allowed}: allow {-(-need // 10**8) / 10:.1f}{other}"
+        if self.card:
+            other = other or ", or join with another --device, e.g. cpu"
+            return f"stage {stage} needs {size(need)} of a card's memory, {size(self.free_bytes)} are free on {self.card}: close what uses it{other}"
         other = other or ", or use a machine with more memory"
         return (
             f"stage {stage} needs {size(need)} of memory, {size(self.free_bytes)} are free: close other programs{other}"

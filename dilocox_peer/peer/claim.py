@@ -27,7 +27,7 @@ from dilocox_peer.invitation import all_loopback
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import Room, StageSize
 from dilocox_peer.network.transport import RequestRefused, Transport
-from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory
+from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory, taken_on
 from dilocox_peer.peer.dialback import ADVICE, AGAIN_S
 from dilocox_peer.peer.disk_room import stage_needs
 from dilocox_peer.peer.footprint import available_memory, resident_bytes
@@ -59,15 +59,18 @@ async def claim_stage(
     count, most = manifest.stages.count, manifest.limits.max_peers
     if wish.stage is not None and wish.stage >= count:
         raise ConfigError(f"--stage {wish.stage}: the run has stages 0 to {count - 1}")
-    room, needs = _room_and_needs(manifest, wish)
+    rooms = _rooms_and_needs(manifest, wish)
     disk, disk_needs = DiskAllowed(wish.max_disk_bytes), stage_needs(manifest)
     fits = fitting_stages(manifest, wish)
     insisted = 0 if count == 1 else wish.stage
     if insisted is None and not fits:
-        least = disk_needs if room.fitting(needs) else needs
+        least = next((needs for room, needs in rooms if not room.fitting(needs)), disk_needs)
         insisted = least.index(min(least))  # to say what is lacking
     if insisted is not None:
-        if reason := room.why_not(insisted, needs) or disk.why_not(insisted, disk_needs):
+        for room, needs in rooms:
+            if reason := room.why_not(insisted, needs):
+                raise ConfigError(reason)
+        if reason := disk.why_not(insisted, disk_needs):
             raise ConfigError(reason)
         stages = await _leases_of_all(directory, count)
         claimant = Claimant(presence.me, fits, presence.is_dialable, held, most=most)
@@ -98,17 +101,22 @@ def _refuse_or_tell(manifest: Manifest, reason: str, listener: Listener) -> None
 
 def fitting_stages(manifest: Manifest, wish: Wish) -> list[int]:
     """Those there is room for, what this peer takes now counted as free."""
-    room, needs = _room_and_needs(manifest, wish)
     on_disk = DiskAllowed(wish.max_disk_bytes).fitting(stage_needs(manifest))
-    return [stage for stage in room.fitting(needs) if stage in on_disk]
+    fitting = [room.fitting(needs) for room, needs in _rooms_and_needs(manifest, wish)]
+    return [stage for stage in on_disk if all(stage in each for each in fitting)]
 
 
-def _room_and_needs(manifest: Manifest, wish: Wish) -> tuple[Room, list[int]]:
-    count = manifest.stages.count
-    on_cpu = is_in_machine_memory(chosen_device(first_of(wish.device)))
-    sizes = [StageSize.of(manifest, stage, base_bits=wish.base_bits) for stage in range(count)]
+def _rooms_and_needs(manifest: Manifest, wish: Wish) -> list[tuple[Room, list[int]]]:
+    """The machine's memory and, where a card trains, the card's, with what each stage needs of it."""
+    device = chosen_device(first_of(wish.device))
+    on_cpu = is_in_machine_memory(device)
+    sizes = [StageSize.of(manifest, stage, base_bits=wish.base_bits) for stage in range(manifest.stages.count)]
     needs = [each.host_bytes(on_cpu=on_cpu, checkpointing=True) for each in sizes]
-    return Room(available_memory() + resident_bytes(), wish.max_memory_bytes), needs
+    rooms = [(Room(available_memory() + resident_bytes(), wish.max_memory_bytes), needs)]
+    if not on_cpu:
+        on_card = [each.device_bytes(checkpointing=True) for each in sizes]
+        rooms.append((Room(free_on(device) + taken_on(device), card=device), on_card))
+    return rooms
 
 
 def wants_checkpointing(manifest: Manifest, stage: int, wish: Wish) -> bool:

@@ -98,6 +98,12 @@ def free_on(device: str) -> int:
     return int(module.mem_get_info(torch.device(device))[0])
 
 
+def taken_on(device: str) -> int:
+    """Bytes of an accelerator's memory that this process has for its tensors, free ones among them."""
+    module = torch.xpu if device.startswith("xpu") else torch.cuda
+    return int(module.memory_reserved(torch.device(device)))
+
+
 def name_of(device: str) -> str:
     """What the maker calls an accelerator, as far as torch knows."""
     kind = torch.device(device).type

@@ -10,6 +10,7 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Remark
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer import claim as claiming
 from dilocox_peer.peer.claim import claim_stage
 from dilocox_peer.peer.settings import Wish
 from dilocox_peer.types import PeerId
@@ -25,7 +26,7 @@ class Directory:
         return [lease for lease in self._leases if lease.stage == stage]
 
 
-async def claim(mode: str, peers: list[str], *, held: int | None = None) -> tuple[int, list[Any]]:
+async def claim(mode: str, peers: list[str], *, held: int | None = None, device: str = "cpu") -> tuple[int, list[Any]]:
     manifest: Manifest = preset("tiny", limits={"max_peers": 2}, admission={"mode": mode})
     transport = SimpleNamespace(addresses=("/ip4/127.0.0.1/tcp/1/p2p/x",))
     presence = SimpleNamespace(me=ME, transport=transport, is_dialable=True)
@@ -33,7 +34,7 @@ async def claim(mode: str, peers: list[str], *, held: int | None = None) -> tupl
     directory = cast("Any", Directory(peers))
     stage = await claim_stage(
         manifest,
-        Wish(None, "cpu", None),
+        Wish(None, device, None),
         presence=cast("Any", presence),
         directory=directory,
         listener=told.append,
@@ -57,3 +58,20 @@ async def test_made_up_leases_keep_nobody_out_of_an_open_run() -> None:
 @pytest.mark.parametrize(("peers", "held"), [(["a"], None), (["a", "me"], None), (["a", "b"], 0)])
 async def test_who_has_a_place_or_finds_one_hears_nothing(peers: list[str], held: int | None) -> None:
     assert await claim("invite", peers, held=held) == (0, [])
+
+
+@pytest.mark.parametrize(("free", "taken", "fits"), [(2**33, 0, True), (2**28, 0, False), (2**28, 2**33, True)])
+async def test_a_card_without_room_is_named_with_what_to_do(
+    free: int, taken: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """taken: by this peer itself, for the stage that it holds."""
+    monkeypatch.setattr(claiming, "chosen_device", lambda name: name)
+    monkeypatch.setattr(claiming, "free_on", lambda device: free)
+    monkeypatch.setattr(claiming, "taken_on", lambda device: taken)
+    if fits:
+        assert await claim("open", [], device="cuda:1") == (0, [])
+        return
+    with pytest.raises(
+        ConfigError, match=r"stage 0 needs .* of a card's memory, .* are free on cuda:1: close .*--device"
+    ):
+        await claim("open", [], device="cuda:1")
