@@ -9,7 +9,7 @@ from dilocox_peer.events import Event
 @dataclass(frozen=True, slots=True)
 class NeedsReckoned(Event):
     """What the stage that this peer has joined takes, before its first round (peer/planning/upkeep.py). memory_bytes: at most, of the machine;
-    disk_bytes: as contributions begin. parameters, frozen_bytes, copied, sent_bytes, received_bytes, is_sliced, codec: of StageNeeds."""
+    disk_bytes: as contributions begin. parameters, frozen_bytes, copied, sent_bytes, received_bytes, is_sliced, codec, card_bytes: of StageNeeds."""
 
     stage: int
     memory_bytes: int
@@ -21,11 +21,10 @@ class NeedsReckoned(Event):
     received_bytes: int
     is_sliced: bool
     codec: str = "int4"  # of logs in which it was not told
+    card_bytes: int = 0
 
     def line(self) -> str:
-        return (
-            f"it takes up to {size_words(self.memory_bytes)} of memory and {size_words(self.disk_bytes)} of disk here"
-        )
+        return f"it takes up to {needs_words(self.memory_bytes, self.card_bytes, self.disk_bytes)} here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,12 @@ class MonthCounted(Event):
     received: int
     allowed: int
     LEVEL = "debug"
+
+
+def needs_words(memory_bytes: int, card_bytes: int, disk_bytes: float) -> str:
+    """For people. card_bytes: 0: no card trains."""
+    card = f", {size_words(card_bytes)} of the card's" if card_bytes else ""
+    return f"{size_words(memory_bytes)} of memory{card} and {size_words(disk_bytes)} of disk"
 
 
 def size_words(num_bytes: float) -> str:

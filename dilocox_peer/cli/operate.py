@@ -26,6 +26,7 @@ from dilocox_peer.cli.terminal import Dashboard, Terminal, is_interactive
 from dilocox_peer.cli.visit import visit
 from dilocox_peer.durations import duration
 from dilocox_peer.events import SeenPeer, SwarmSeen, short
+from dilocox_peer.events_of_costs import needs_words
 from dilocox_peer.events_of_rounds import why_it_weighs_less
 from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
@@ -184,7 +185,7 @@ def cost_lines(costs: Mapping[str, Any]) -> list[str]:
     if costs["memory_bytes"] is not None:
         a_day = a_day_words(costs)
         lines.append(
-            f"  takes up to {size_of(costs['memory_bytes'])} of memory and {size_of(costs['disk_bytes'])} of disk"
+            f"  takes up to {needs_words(costs['memory_bytes'], costs.get('card_bytes') or 0, costs['disk_bytes'])}"
             + (f"; {a_day}" if a_day else "")
         )
     if month is not None:

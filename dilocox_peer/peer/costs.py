@@ -49,6 +49,7 @@ class CostsTold:
         disk = needs.disk_bytes if needs is not None else None
         return {
             "memory_bytes": needs.memory_bytes if needs is not None else None,
+            "card_bytes": needs.card_bytes if needs is not None else None,
             "disk_bytes": disk if found is None else found.disk_bytes,
             "sent_bytes_a_day": None if found is None else round(found.sent_bytes_a_day),
             "received_bytes_a_day": None if found is None else round(found.received_bytes_a_day),

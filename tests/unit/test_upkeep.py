@@ -11,7 +11,7 @@ from dilocox_peer.cli.operate import cost_lines
 from dilocox_peer.cli.telling_costs import AGAIN_AFTER, OTHERWISE, ROUNDS_SEEN, CostsTeller
 from dilocox_peer.config import preset
 from dilocox_peer.events import RoundCertified, RoundClosed
-from dilocox_peer.events_of_costs import UpkeepReckoned
+from dilocox_peer.events_of_costs import UpkeepReckoned, needs_words
 from dilocox_peer.model.memory import StageSize
 from dilocox_peer.model.partition import cut_into
 from dilocox_peer.peer.bulletin import needs_reckoned, run_joined
@@ -219,3 +219,12 @@ def test_the_owner_is_told_what_a_core_makes_of_each_preset():
         found = on_one_core(run)
         assert found.left_s == pytest.approx(alone, rel=0.25), name
         assert found.memory_bytes == StageNeeds.of(run, 0).memory_bytes
+
+
+def test_a_peer_with_a_card_is_told_what_it_takes_of_it() -> None:
+    manifest = preset("tiny")
+    on_card = StageNeeds.of(manifest, 0, on_cpu=False)
+    assert on_card.card_bytes == StageSize.of(manifest, 0).device_bytes()
+    assert StageNeeds.of(manifest, 0).card_bytes == 0
+    assert needs_words(1_400_000_000, 9_000_000_000, 4e9) == "1.4 GB of memory, 9.0 GB of the card's and 4.0 GB of disk"
+    assert needs_words(1_400_000_000, 0, 4e8) == "1.4 GB of memory and 400 MB of disk"

@@ -33,7 +33,8 @@ DIRECTORY_BYTES_A_S = 2_500  # announced, looked up and kept for others, in eith
 @dataclass(frozen=True, slots=True)
 class StageNeeds:
     """What a peer of a stage needs however the rounds go. memory_bytes: at most, of the machine. copied: parameters of the stage whose copy it keeps, 0: none. sent_bytes,
-    received_bytes: of a micro-batch's activations and gradients. codec: of contributions, at first. is_sliced: they are averaged in slices."""
+    received_bytes: of a micro-batch's activations and gradients. codec: of contributions, at first. is_sliced: they are averaged in slices.
+    card_bytes: at most, of the accelerator that trains; 0: none does."""
 
     stage: int
     memory_bytes: int
@@ -44,6 +45,7 @@ class StageNeeds:
     received_bytes: int
     codec: str
     is_sliced: bool
+    card_bytes: int = 0
 
     @classmethod
     def of(
@@ -65,6 +67,7 @@ class StageNeeds:
             received_bytes=received,
             codec=manifest.compression.codec,
             is_sliced=bool(manifest.rounds.num_slices),
+            card_bytes=0 if on_cpu else size.device_bytes(checkpointing=checkpointing),
         )
 
 
