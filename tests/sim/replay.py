@@ -1,4 +1,4 @@
-"""Plays one seed, or a range of them: `python -m tests.sim.replay SEED [--to SEED] [--fault NAME] [--slices] [--brief] [--crowded] [--trace]`."""
+"""Plays one seed, or a range of them: `python -m tests.sim.replay SEED [--to SEED] [--fault NAME] [--slices [--peers N]] [--brief] [--crowded] [--trace]`."""
 
 import argparse
 import sys
@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--fault", help="a planted fault, by its name in faults.FAULTS")
     parser.add_argument("--hostile", action="store_true", help="with hostile peers")
     parser.add_argument("--slices", action="store_true", help="averaging in slices")
+    parser.add_argument("--peers", type=int, help="so many in each seed, with --slices")
     parser.add_argument("--brief", action="store_true", help="histories as short as most in `make test` are")
     parser.add_argument("--crowded", action="store_true", help="on busy machines")
     parser.add_argument("--trace", action="store_true", help="print every input and action")
@@ -30,7 +31,7 @@ def main() -> int:
 
         machine = FAULTS[arguments.fault]
     started, failed, events = time.monotonic(), [], 0
-    outcomes = []
+    outcomes, sliced = [], 0
     last = arguments.to if arguments.to is not None else arguments.seed
     for seed in range(arguments.seed, last + 1):
         try:
@@ -40,9 +41,10 @@ def main() -> int:
                 continue
             length = BRIEF if arguments.brief else WHOLE
             if arguments.slices:
-                outcome, _ = run_sliced_seed(
-                    seed, machine=machine, trace=tracer, length=length, crowded=arguments.crowded
-                )
+                outcome, world = run_sliced_seed(
+                    seed, machine=machine, trace=tracer, length=length, crowded=arguments.crowded, num_peers=arguments.peers,
+                )  # fmt: skip
+                sliced += world.checks.sliced
             else:
                 outcome = run_seed(seed, machine=machine, trace=tracer, length=length, crowded=arguments.crowded)
             outcomes.append(outcome)
@@ -54,7 +56,7 @@ def main() -> int:
             print(f"seed {seed}: {type(problem).__name__}: {problem}")
     seconds = time.monotonic() - started
     print(
-        f"{last - arguments.seed + 1} seeds in {seconds:.1f} s, {events} events; until all share one head "
+        f"{last - arguments.seed + 1} seeds in {seconds:.1f} s, {events} events, {sliced} rounds in slices; until all share one head "
         f"{_spread([each.share_s for each in outcomes])}; most ballots of a round in quiet "
         f"{max((each.max_quiet_ballots for each in outcomes), default=0)}; failed: {failed}"
     )

@@ -11,6 +11,7 @@ from .world import World
 SIZES = (4, 4, 5, 6, 7, 8, 9, 10, 12)
 FEW = (4, 4, 5, 4, 6, 5, 4, 5, 7)
 COUNTS = (1, 3, 4, 6)
+MANY = 16  # slices, of as many peers as is said
 
 
 def run_seed(
@@ -20,12 +21,14 @@ def run_seed(
     trace: Callable[[str], None] | None = None,
     length: Length = WHOLE,
     crowded: bool = False,
+    num_peers: int | None = None,
 ) -> tuple[Outcome, World]:
-    """Plays a seed to its end; raises Violation, with the seed in it, when an invariant breaks."""
+    """Plays a seed to its end; raises Violation, with the seed in it, when an invariant breaks. num_peers: instead of as few as seeds have."""
     sizes = SIZES if length is WHOLE else FEW
-    world = World(seed, sizes[seed % len(sizes)], machine=machine)
+    world = World(seed, num_peers or sizes[seed % len(sizes)], machine=machine)
+    world.max_peers = max(world.max_peers, num_peers or 0)
     world.encode_messages = seed % 10 == 0
-    world.be_sliced(COUNTS[seed // len(SIZES) % len(COUNTS)])
+    world.be_sliced(COUNTS[seed // len(SIZES) % len(COUNTS)] if num_peers is None else MANY)
     if seed % 5 == 0:
         world.rng.choice(list(world.nodes.values())).lies = True
     world.tracing, world.is_crowded = trace, crowded
@@ -33,6 +36,7 @@ def run_seed(
         return play(world, length), world
     except Violation as violation:
         brief = (" --brief" if length is BRIEF else "") + (" --crowded" if crowded else "")
+        brief += f" --peers {num_peers}" if num_peers is not None else ""
         raise Violation(
             f"seed {seed} at {world.now:.3f} s: {violation}  (python -m tests.sim.replay {seed} --slices{brief} --trace)"
         ) from violation
