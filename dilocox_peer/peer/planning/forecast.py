@@ -8,6 +8,8 @@ One peer trains one stage on `work_s` of the whole model's time for a micro-batc
     seconds of a round     = inner steps * micro-batches a step * seconds a micro-batch; no shorter than the exchange
     seconds of an exchange = delay + contribution * copies (sent.py) / line_share of what activations leave of the uplink
 
+Where the stages of a replica are at one site (Peers.by_site), only what checks send crosses its line, and the contributions of all its stages.
+
 Codec, rank and inner steps are those that the run's own controller (controller.py) comes to on such lines. What the peers measure once
 they train takes the place of all of it.
 """
@@ -120,44 +122,38 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     needed = lean if recomputes else plain
     work_s = tokens / peers.tokens_per_s * (RECOMPUTED if recomputes else 1.0)
     each_needs = [StageNeeds.of(manifest, stage) for stage in stages]
-    sent, received = max(each.sent_bytes for each in each_needs), max(each.received_bytes for each in each_needs)
-    slowest_s, way_s = work_s * busiest_share(manifest), (count - 1) * (0.0 if peers.by_site else peers.round_trip_s)
+    load = _load_of(each_needs, replicas, by_site=peers.by_site)
+    slowest_s, trips_s, hop_s = work_s * busiest_share(manifest), 0.0, 0.0
+    if not peers.by_site:
+        trips_s = (count - 1) * peers.round_trip_s
+        hop_s = peers.round_trip_s / 2 + 8 * max(load.sent, load.received) / 2 / min(
+            peers.uplink_bps, peers.downlink_bps
+        )
     windows = inner.accumulate
     if manifest.stages.schedule == "carry":
-        windows = origin_window(stations=count, way_s=way_s, slowest_s=slowest_s, accumulate=inner.accumulate)
-    hop_s = peers.round_trip_s / 2 + 8 * max(sent, received) / 2 / min(peers.uplink_bps, peers.downlink_bps)
-    # What a micro-batch sends over a line, in either direction: a peer's own; of all peers of a site what checks send to another one.
-    uploaded, downloaded, own_line = sent, received, 1.0
-    if peers.by_site and count > 1:
-        crossing, hop_s = 1 / (FAR_SHARE * (count - 1)), 0.0
-        uploaded, downloaded = (
-            math.ceil(crossing * sum(each))
-            for each in zip(*((n.sent_bytes, n.received_bytes) for n in each_needs), strict=True)
-        )
-        sent, received = math.ceil(crossing * sent), math.ceil(crossing * received)
-        own_line = layouts[largest].num_elements / sum(layout.num_elements for layout in layouts)
+        windows = origin_window(stations=count, way_s=trips_s, slowest_s=slowest_s, accumulate=inner.accumulate)
     parts: dict[Binding, float] = {
         "compute": slowest_s / (PIPELINE_SHARE if count > 1 else 1.0),
-        "activations": 8 * max(uploaded / peers.uplink_bps, downloaded / peers.downlink_bps),
+        "activations": 8 * max(load.uploaded / peers.uplink_bps, load.downloaded / peers.downlink_bps),
         "round trips": 0.0 if count == 1 else (work_s + 2 * (count - 1) * hop_s) / windows,
     }
     binding = max(parts, key=lambda part: parts[part])
     micro_batch_s = parts[binding]
     step_s = inner.accumulate * micro_batch_s
 
-    uplink_bps = own_line * peers.uplink_bps
-    left_bps = uplink_bps * (1.0 - min(MOST_ACTIVATIONS, 8 * uploaded / peers.uplink_bps / micro_batch_s))
+    uplink_bps = load.share * peers.uplink_bps
+    left_bps = uplink_bps * (1.0 - min(MOST_ACTIVATIONS, 8 * load.uploaded / peers.uplink_bps / micro_batch_s))
     delay_s = DELAY_S + 3 * peers.round_trip_s + CODING_S * layouts[largest].num_elements
     setting, blob = settled(manifest, layouts[largest], replicas, left_bps, step_s, delay_s)
     copies = contributions_sent(replicas, setting.codec, is_sliced=bool(manifest.rounds.num_slices))
     exchange_s = delay_s + 8 * blob * copies / (line_share(replicas, peers) * left_bps) if replicas > 1 else 0.0
     micro_batches = setting.inner_steps * inner.accumulate
     pace = RoundPace(replicas, blob, micro_batches, setting.inner_steps * step_s, left_bps, setting.codec)
-    needs = replace(each_needs[largest], sent_bytes=sent, received_bytes=received)
+    needs = replace(each_needs[largest], sent_bytes=load.sent, received_bytes=load.received)
     sent_a_round, received_a_round = traffic_of_round(needs, pace)
     round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * sent_a_round / uplink_bps)
     if least_s > 1.001 * round_s:
-        is_rounds = exchange_s == least_s or blob * copies > micro_batches * sent
+        is_rounds = exchange_s == least_s or blob * copies > micro_batches * load.sent
         binding, round_s = "rounds" if is_rounds else "activations", least_s
     if peers.memory_bytes is not None and needed > peers.memory_bytes:
         binding = "memory"
@@ -182,9 +178,37 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         received_bytes_a_day=DAY_S / round_s * received_a_round,
         duration_s=total_steps(manifest) / steps * round_s,
         times_fewer=all_reduce / (blob * copies) if replicas > 1 else 0.0,
-        needed_uplink_bps=8 * sent_a_round / (own_line * micro_batches * parts["compute"]),
+        needed_uplink_bps=8 * sent_a_round / (load.share * micro_batches * parts["compute"]),
         recomputes=recomputes,
         binding=binding,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Of a line, in bytes a micro-batch. uploaded, downloaded: by all peers whose line it is; sent, received: by the one of them that moves
+    most. share: of the line, 0 to 1, what contributions of the largest stage have beside those of others."""
+
+    uploaded: int
+    downloaded: int
+    sent: int
+    received: int
+    share: float
+
+
+def _load_of(stages: Sequence[StageNeeds], replicas: int, *, by_site: bool) -> _Load:
+    """Of a peer's own line, or of a site's, which only what is checked crosses: by a callee at another site, where there is one."""
+    sent, received = [each.sent_bytes for each in stages], [each.received_bytes for each in stages]
+    if not by_site or len(stages) == 1:
+        return _Load(max(sent), max(received), max(sent), max(received), 1.0)
+    checked = 1 / (FAR_SHARE * (len(stages) - 1)) if replicas > 1 else 0.0
+    parameters = [each.parameters for each in stages]
+    return _Load(
+        uploaded=math.ceil(checked * sum(sent)),
+        downloaded=math.ceil(checked * sum(received)),
+        sent=math.ceil(checked * max(sent)),
+        received=math.ceil(checked * max(received)),
+        share=max(parameters) / sum(parameters),
     )
 
 
