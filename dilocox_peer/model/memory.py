@@ -146,8 +146,9 @@ class StageSize:
     @property
     def _merge_bytes(self) -> int:
         """What a merge has read of the state's file, and what the heap keeps of the vectors that come and go with a round."""
-        vector = _FLOAT_BYTES * self.parameters
-        return 2 * min(vector, _FLOAT_BYTES * READ_ELEMENTS) + (2 * vector if vector <= _HEAP_BLOCK else 0)
+        vector, scratch = _FLOAT_BYTES * self.parameters, _FLOAT_BYTES * self.largest
+        in_heap = next((each for each in (vector, scratch) if each <= _HEAP_BLOCK), 0)
+        return 2 * min(vector, _FLOAT_BYTES * READ_ELEMENTS) + 2 * in_heap
 
     def device_bytes(self, *, checkpointing: bool = False) -> int:
         """At most, in the memory of an accelerator that trains."""

@@ -25,7 +25,9 @@ def test_a_stage_takes_what_the_table_says():
     large, read = {"layer_bytes": 0, "parameters": 100_000_000}, 8 * READ_ELEMENTS
     assert size_of(**large).host_bytes() == BASE_BYTES + 2_500_000_000 + read
     assert size_of(**large, is_alone=False).host_bytes() == BASE_BYTES + 2_900_000_000 + read
-    assert size_of(**large, largest=1_000).host_bytes() == BASE_BYTES + 2_500_016_000 + read
+    assert size_of(**large, largest=1_000).host_bytes() == BASE_BYTES + 2_500_016_000 + read + 8_000
+    beyond = (8 << 20) + 1
+    assert size_of(**large, largest=beyond).host_bytes() == BASE_BYTES + 2_500_000_000 + read + 16 * beyond
 
 
 def test_a_small_state_is_read_whole_and_the_heap_keeps_two_of_its_vectors():
@@ -54,7 +56,9 @@ def test_a_slice_that_is_longer_than_every_tensor_takes_room_while_it_is_average
     )
     longer = max(0, -(-plain.parameters // slices) - plain.largest)
     assert (longer > 0) == (slices == 4)
-    assert sliced.host_bytes() - plain.host_bytes() == 4 * 4 * longer
+    assert sliced.host_bytes() - plain.host_bytes() == (4 + 2) * 4 * longer, (
+        "four of it, and what the heap keeps of them"
+    )
 
 
 def test_packed_documents_take_a_mask_in_every_forward():
