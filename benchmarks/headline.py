@@ -12,7 +12,11 @@ many peers. Lines are slow from the start for peers; the others warm up before, 
     limit       the peer's own training loop without a network: what the shares are of
     averaged    contributions that certificates count, of those that could have been in them (hivemind: by the groups that formed)
     effective H inner steps that peers made over contributions that count, beside the H that was planned
-    plan told   what `dilocox-peer plan` reckons for as many such peers and lines, with the limit's tokens a second
+    plan told   what `dilocox-peer plan` reckons for as many such peers and lines, with the limit's tokens a second, beside what was
+                measured, and a ! where it is more than 15 % off: tokens a second; an exchange; the memory of the peer that took most,
+                all of its processes (peer, p2pd, linkd, helpers; peaks.py); seconds of a micro-batch at an origin, and of its way
+                through two stages and back. Memory without what forwards keep for backwards, as emulated compute keeps nothing:
+                predictions.py has whole peers that really compute
     B/token     bytes that left the interfaces, frames and all, over tokens trained
 
 Layouts of two stages: `sites` has both stages of a replica at one place, and a line of 2.4 Mbit/s between the two places; `homes` has
@@ -53,10 +57,12 @@ from headline_table import (
     write_results,
 )
 from headline_worker import Settings
+from peaks import held, peaks_of
 from swarm import header
 from testbed.home_swarm import BOOTSTRAP, HomeSwarm
 from testbed.natlab import NatLab, missing
 
+from dilocox_peer.model.memory import StageSize
 from dilocox_peer.peer.planning.forecast import Peers, busiest_share, forecast
 
 WORKER = str(Path(__file__).with_name("headline_worker.py"))
@@ -64,6 +70,7 @@ WARM_UP = 3  # rounds
 LACKS = 77
 ROUND_TRIP_S = 0.001  # of these lines: they have no delay of their own
 START_S = 120.0
+NEAR = 0.15  # what plan tells may be so far off
 
 
 def settings_of(regime: Regime, peers: int, *, units: int, adapt: str = "off", stages: int = 1) -> Settings:
@@ -232,6 +239,7 @@ async def run_peers(
                 began = time.time()
                 await swarm.until(lambda: len(certified(first)) >= WARM_UP + rounds, patience_s)
                 ended = time.time()
+                memory = {place.name: peaks_of(swarm.child(place.name).process.pid) for place in places}
                 sent_bytes = sum(sent_by(lab, host) for host in hosts) - sum(sent)
             finally:
                 if log is not None:
@@ -241,6 +249,13 @@ async def run_peers(
                 for name in origins
                 for (moment,) in struct.iter_unpack("d", (swarm.folder / f"{name}.batches").read_bytes())
             ]
+            ways = [
+                end - begin
+                for name in origins
+                if stages > 1
+                for begin, end in struct.iter_unpack("dd", (swarm.folder / f"{name}.ways").read_bytes())
+                if began <= end < ended
+            ]
             seen = certified(first)[WARM_UP - 1 :]
             from_, to = seen[0]["time"], seen[-1]["time"]
             counted = [len(each["contributors"]) for each in seen[1:]]
@@ -249,20 +264,34 @@ async def run_peers(
             batches = sum(from_ <= moment < to for moment in ends)
             tokens = TOKENS * sum(began <= moment < ended for moment in ends)
             planned = sum(each["inner_steps"] for each in seen[1:]) / len(counted)
-            delays = [each["delay_s"] for each in seen[1:] if each["delay_s"] is not None]
+            most = max(memory, key=lambda name: held(memory[name]))
+            numbers = {each["round"] for each in seen[1:]}
+            delays: dict[int, list[float]] = {stage: [] for stage in range(stages)}
+            for place in places:
+                delays[place.stage or 0] += [
+                    each["delay_s"]
+                    for each in certified(place.name)
+                    if each["round"] in numbers and each["delay_s"] is not None
+                ]
             codecs = list(dict.fromkeys(f"{each['codec']}/H{each['inner_steps']}" for each in seen[1:]))
             missed = [record["missed"] for _, record in swarm.told[first].of("ContributionsMissed")]
             said = f"{', '.join(codecs)}; rounds of {' '.join(map(str, counted))}"
             if stages > 1:
                 said += f"; stage 1: rounds of {' '.join(str(len(each['contributors'])) for each in certified(places[1].name))}"
+                said += f"; exchanges by stage {' '.join(f'{median(each or [0.0]):.1f}' for each in delays.values())} s"
                 if case == "sites":
                     said += f"; {crossed(swarm, places):.4f} of the micro-batches crossed"
             if missed:
                 said += f"; went without {missed[-3:]}"
+            said += f"; {most} held at most " + ", ".join(
+                f"{name} {size / 1e6:.0f} MB" for name, size in memory[most].items()
+            )
             return Measured(
                 case, "peers", settings.peers, mbit, TOKENS * batches / (to - from_), sent_bytes / max(tokens, 1),
                 sum(counted) / (settings.peers * len(counted)), planned,
-                batches / settings.accumulate / max(sum(counted), 1), said, exchange_s=median(delays or [0.0]),
+                batches / settings.accumulate / max(sum(counted), 1), said, exchange_s=max(median(each or [0.0]) for each in delays.values()),
+                memory_bytes=held(memory[most]), micro_batch_s=len(origins) * (to - from_) / max(batches, 1),
+                way_s=median(ways) if ways else None,
             )  # fmt: skip
     finally:
         lab.__exit__()
@@ -294,7 +323,7 @@ def write_log(swarm: HomeSwarm, path: Path) -> None:
 # ---- what `plan` tells ----------------------------------------------------------------------------------------------
 
 
-def told_by_plan(each: Measured, exchange_s: float, limit: float) -> str:
+def told_by_plan(each: Measured, limit: float) -> str:
     """Beside what was measured. limit: tokens a second of all peers, as in the table."""
     stages = 2 if each.case in LAYOUTS else 1
     regime = OF_STAGES if each.case in LAYOUTS else REGIMES[each.case]
@@ -302,10 +331,21 @@ def told_by_plan(each: Measured, exchange_s: float, limit: float) -> str:
     # A stage sleeps for batch_s whatever its share; of the whole model a peer makes as much as its busiest stage's share allows.
     tokens_per_s = limit / each.peers * (busiest_share(manifest) if stages > 1 else 1.0)
     line = each.mbit * 1e6
-    told = forecast(manifest, Peers(stages * each.peers, line, line, ROUND_TRIP_S, tokens_per_s))
-    return (
-        f"plan told {told.tokens_per_s:,.0f} tokens/s ({told.tokens_per_s / each.tokens_per_s - 1:+.1%}); "
-        f"exchange {told.exchange_s:.1f} s, was {exchange_s:.1f} s ({told.exchange_s / exchange_s - 1:+.0%})"
+    peers = Peers(stages * each.peers, line, line, ROUND_TRIP_S, tokens_per_s, by_site=each.case == "sites")
+    told = forecast(manifest, peers)
+    sizes = [StageSize.of(manifest, stage) for stage in range(stages)]
+    memory = max(size.host_bytes() - size.activation_bytes(checkpointing=False) for size in sizes)
+    compared = [
+        ("tokens/s", told.tokens_per_s, each.tokens_per_s, ",.0f"),
+        ("exchange s", told.exchange_s, each.exchange_s, ".1f"),
+        ("memory MB", memory / 1e6, (each.memory_bytes or 0) / 1e6, ",.0f"),
+        ("micro-batch s", told.micro_batch_s, each.micro_batch_s, ".4f"),
+        ("way s", told.way_s, each.way_s, ".3f"),
+    ]
+    return "plan told " + "; ".join(
+        f"{name} {plan:{form}}, was {was:{form}} ({plan / was - 1:+.1%}{'' if abs(plan / was - 1) <= NEAR else ' !'})"
+        for name, plan, was, form in compared
+        if was
     )
 
 
@@ -372,7 +412,7 @@ def main() -> int:
         commit = header().splitlines()[0].rpartition(" ")[2]
         measured = replace(measured, who=who, at=f"commit {commit}, load {os.getloadavg()[0]:.1f}")
         if measured.exchange_s and measured.tokens_per_s and (limit := limit_of(found, measured)) is not None:
-            measured = replace(measured, more=f"{measured.more}; {told_by_plan(measured, measured.exchange_s, limit)}")
+            measured = replace(measured, more=f"{measured.more}; {told_by_plan(measured, limit)}")
         found[f"{case} {peers} {who}"] = measured
         print(f"| {' | '.join(row(found, measured))} |", flush=True)
         for reason in why_missed(found, measured):

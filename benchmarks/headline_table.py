@@ -36,7 +36,8 @@ GOALS = {"share": 0.95, "averaged": 0.95, "off": 0.10, "share of stages": 0.90}
 @dataclass(frozen=True)
 class Measured:
     """One case. share: of the limit, of the same regime and as many peers. averaged, planned_h, effective_h: None where it has no meaning. exchange_s: from the close
-    of a round to its merge, the median."""
+    of a round to its merge, the median of all peers, of the stage where that is longest. memory_bytes: of the peer that took most. micro_batch_s: of an origin, on average. way_s: of a
+    micro-batch through the stages and back, the median; None: of one stage. All None of who is no peer."""
 
     case: str
     who: str
@@ -50,6 +51,9 @@ class Measured:
     more: str = ""
     at: str = ""
     exchange_s: float | None = None
+    memory_bytes: int | None = None
+    micro_batch_s: float | None = None
+    way_s: float | None = None
 
     @property
     def off(self) -> float | None:

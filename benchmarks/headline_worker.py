@@ -83,7 +83,7 @@ def tell(seconds: float, steps: int, sent: int) -> None:
 
 def emulate(batch_s: float, log: Path | None) -> None:
     """From here on micro-batches of this process are slept through; when each ends at an origin is written to log, 8 bytes each,
-    and beside it to whom each is sent."""
+    and beside it (.routes) to whom each is sent, and (.ways) when it began and ended there, 16 bytes each."""
     import struct
 
     from dilocox_peer.model.activations import BodyFormat
@@ -97,7 +97,9 @@ def emulate(batch_s: float, log: Path | None) -> None:
     pattern_X = torch.randn(1 << 16, generator=own) * 1e-3
     file = log.open("ab", buffering=0) if log is not None else None
     models: dict[tuple[int, Any], StageModel] = {}
+    begun: dict[tuple[int, Any], float] = {}  # moments
     hidden: dict[int, Tensor] = {}
+    ways = log.with_suffix(".ways").open("ab", buffering=0) if log is not None else None
 
     def done() -> None:
         if file is not None:
@@ -125,7 +127,7 @@ def emulate(batch_s: float, log: Path | None) -> None:
 
     def begin(self: Passes, key: Any, model: StageModel, inputs_BT: Tensor, targets_BT: Tensor) -> bytes:
         until = time.perf_counter() + batch_s / 3
-        models[id(self), key] = model
+        models[id(self), key], begun[id(self), key] = model, time.time()
         found = packed(self) + self._body.pack_targets(targets_BT)
         sleep_until(until)
         return found
@@ -137,6 +139,8 @@ def emulate(batch_s: float, log: Path | None) -> None:
         leave_gradient(model)
         sleep_until(until)
         done()
+        if ways is not None:
+            ways.write(struct.pack("dd", begun.pop((id(self), key)), time.time()))
 
     def turn(self: Passes, model: StageModel, body: Any) -> tuple[bytes, float]:
         until = time.perf_counter() + batch_s
@@ -151,6 +155,7 @@ def emulate(batch_s: float, log: Path | None) -> None:
 
     def release(self: Passes, key: Any) -> None:
         models.pop((id(self), key), None)
+        begun.pop((id(self), key), None)
 
     if log is not None:
         routes, send_step = log.with_suffix(".routes").open("a", buffering=1), Downstream.send_step

@@ -12,7 +12,8 @@ bytes a parameter that the process took beside interpreter and libraries (VmHWM)
 --threads: of the merge, one after another; the states they come to must be equal to the bit.
 
 --peers: real peers of one stage over loopback with limits of --mbit; a micro-batch sleeps for --batch-s and leaves a gradient of full
-size, all else is the peer's own, AdamW too. Per peer: the most that its process took, the latest that its event loop ran, contributions
+size, all else is the peer's own, AdamW too. Per peer: the most that its processes took (its own, p2pd, helpers: peaks.py), beside what
+`plan`, `doctor` and `join` tell of such a stage (without what forwards keep, as emulated compute keeps nothing); the latest that its event loop ran, contributions
 that counted, what was said of absent peers, how much of the training's time passed between micro-batches while a checkpoint was flushed and
 while none was, and the seconds from Ctrl-C to the end: of the first peer in mid-training, of the second within a merge.
 """
@@ -33,6 +34,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from peaks import held, peaks_of
 from swarm import WatchedSwarm, header, spread
 
 from dilocox_peer.cli.children import Child
@@ -41,7 +43,7 @@ from dilocox_peer.config import preset
 from dilocox_peer.files import make_durable
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
-from dilocox_peer.model.memory import BASE_BYTES, GB
+from dilocox_peer.model.memory import BASE_BYTES, GB, StageSize
 from dilocox_peer.peer.state.checkpoint import GrowingCheckpoint, path_of, prune, read_checkpoint, write_checkpoint
 from dilocox_peer.peer.training.anchor_state import GrowingState
 from dilocox_peer.peer.training.crew import Crew
@@ -68,13 +70,9 @@ def layout_of_size(num_elements: int) -> Layout:
     return Layout(tuple(tensors))
 
 
-def status_of(pid: int | str) -> str:
-    return Path(f"/proc/{pid}/status").read_text()
-
-
 def of_process(name: str) -> int:
     """Bytes of that name in /proc/self/status."""
-    found = re.search(rf"{name}:\s+(\d+) kB", status_of("self"))
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
@@ -270,7 +268,7 @@ async def swarm_of(arguments: argparse.Namespace) -> None:
             return all(len(swarm.of(label, "RoundCertified")) >= rounds for label in labels)
 
         await swarm.until(lambda: is_merged(arguments.rounds), running, 1800)
-        status = {label: status_of(child.process.pid) for label, child in children.items()}
+        peaks = {label: peaks_of(child.process.pid) for label, child in children.items()}
         left = {labels[0]: await seconds_to_leave(children[labels[0]])}
         if len(labels) > 1:
             closed = len(swarm.of(labels[1], "RoundClosed"))
@@ -279,22 +277,26 @@ async def swarm_of(arguments: argparse.Namespace) -> None:
         print(
             f"\n{n / 1e6:.1f} M parameters, {arguments.codec}, {arguments.inner_steps} steps of {arguments.batch_s} s, load {load():.1f}"
         )
+        size = StageSize.of(manifest, 0)
+        told = size.host_bytes() - size.activation_bytes(checkpointing=False)
         for label in labels:
-            tell(swarm, label, status[label], logs[label], n)
+            tell_memory(label, peaks[label], told, n)
+            tell(swarm, label, logs[label])
         for label, seconds in left.items():
             print(f"{label}: {seconds:.1f} s from Ctrl-C to the end")
 
 
-def tell(swarm: WatchedSwarm, label: str, status: str, log: Path, n: int) -> None:
-    def gb(name: str) -> float:
-        found = re.search(rf"{name}:\s+(\d+) kB", status)
-        return int(found[1]) * 1024 / GB if found is not None else 0.0
-
-    base = BASE_BYTES / GB
+def tell_memory(label: str, peaks: dict[str, int], told: int, n: int) -> None:
+    """told: bytes of the same processes. n: parameters of the stage."""
+    each = ", ".join(f"{name} {size / GB:.2f}" for name, size in peaks.items())
+    taken = held(peaks)
     print(
-        f"{label}: {gb('VmHWM'):.2f} GB at most ({(gb('VmHWM') - base) * GB / n:.1f} bytes a parameter beside {base} GB), "
-        f"{gb('RssAnon'):.2f} of no file in the end"
+        f"{label}: {taken / GB:.2f} GB at most ({(taken - BASE_BYTES) / n:.1f} bytes a parameter beside {BASE_BYTES / GB} GB), told "
+        f"{told / GB:.2f} ({told / taken - 1:+.1%}); in GB: {each}"
     )
+
+
+def tell(swarm: WatchedSwarm, label: str, log: Path) -> None:
     late = [record["lag_ms_max"] for record in swarm.of(label, "TrainingProgress")]
     rounds = swarm.of(label, "RoundCertified")
     print(

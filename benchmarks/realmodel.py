@@ -12,19 +12,18 @@ logits are from those of the run's own state, of adapters in float64 too, as flo
 import argparse
 import asyncio
 import json
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
+from peaks import OF_NO_FILE, peaks_of
 from swarm import WatchedSwarm, header
 
 from dilocox_peer.config import read_manifest
@@ -99,23 +98,6 @@ def rounding_of(source: Path, ids: torch.Tensor) -> float:
         for dtype in (torch.float64, torch.float32)
     )
     return float((exact - rounded).abs().max())
-
-
-def peak_of(process: psutil.Process) -> dict[str, int]:
-    """The most that a process and its helpers have held until now, in bytes, each by its name; of the peer's as well what it holds now that
-    is of no file, which the system could not have back."""
-    found: dict[str, int] = {}
-    for each in (process, *process.children(recursive=True)):
-        with suppress(psutil.Error, OSError):
-            status = Path(f"/proc/{each.pid}/status").read_text()
-            kilobytes = re.search(r"VmHWM:\s+(\d+) kB", status)
-            own = re.search(r"RssAnon:\s+(\d+) kB", status)
-            if own is not None and each.pid == process.pid:
-                found["of no file"] = int(own[1]) * 1024
-            if kilobytes is not None:
-                name = "peer" if each.pid == process.pid else each.name()
-                found[name] = found.get(name, 0) + int(kilobytes[1]) * 1024
-    return found
 
 
 class Published:
@@ -233,9 +215,8 @@ async def main() -> None:
                 def is_done() -> bool:
                     for peer in peers:
                         if peer.process.returncode is None:
-                            with suppress(psutil.Error):
-                                for name, size_bytes in peak_of(psutil.Process(peer.process.pid)).items():
-                                    peak[peer.label][name] = max(peak[peer.label].get(name, 0), size_bytes)
+                            for name, size_bytes in peaks_of(peer.process.pid).items():
+                                peak[peer.label][name] = max(peak[peer.label].get(name, 0), size_bytes)
                     return all(
                         len(swarm.of(each.label, "RoundCertified")) >= arguments.rounds for each in peers
                     ) or all(swarm.of(each.label, "RunComplete") for each in peers)
@@ -246,7 +227,7 @@ async def main() -> None:
                         if any(peer.process.returncode not in (None, 0) for peer in peers):
                             raise SystemExit("a peer ended: " + "; ".join(peer.last_words for peer in peers))
             for number, label in enumerate(peak):
-                anonymous = peak[label].pop("of no file", 0)
+                anonymous = peak[label].pop(OF_NO_FILE, 0)
                 taken, told = sum(peak[label].values()), sizes[number % count].host_bytes()
                 held = ", ".join(f"{name} {each / 1e6:.0f}" for name, each in peak[label].items())
                 losses = [

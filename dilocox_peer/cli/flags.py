@@ -357,6 +357,10 @@ class PlanFlags:
     up: Annotated[float, Flag("Mbit/s that a peer can send.", least=0.001)] = 20.0
     down: Annotated[float, Flag("Mbit/s that a peer can receive.", least=0.001)] = 100.0
     rtt: Annotated[float, Flag("Milliseconds from one peer to another and back.", least=0)] = 50.0
+    by_site: Annotated[
+        bool,
+        Flag("The stages of a replica are at one site (join --site), which has one line: --up and --down are its."),
+    ] = False
     memory: Annotated[float | None, Flag("GB that a peer may take.", shown="any", least=0.1)] = None
     tokens_per_s: Annotated[
         float | None,

@@ -81,7 +81,8 @@ def _peers_of(flags: PlanFlags, manifest: Manifest) -> "Peers":
     else:
         tokens_per_s = _measured(manifest, flags)
     memory = None if flags.memory is None else int(flags.memory * 1e9)
-    return Peers(flags.peers, flags.up * 1e6, flags.down * 1e6, flags.rtt / 1000, tokens_per_s, memory)
+    line = (flags.up * 1e6, flags.down * 1e6, flags.rtt / 1000)
+    return Peers(flags.peers, *line, tokens_per_s, memory, by_site=flags.by_site)
 
 
 def _measured(manifest: Manifest, flags: PlanFlags) -> float:
@@ -114,7 +115,8 @@ def plan_lines(
     lines.append("")
     memory = "" if peers.memory_bytes is None else f", {size(peers.memory_bytes)} of memory"
     lines.append(
-        f"for {peers.count} equal peers: {peers.uplink_bps / 1e6:g} Mbit/s up, {peers.downlink_bps / 1e6:g} down, "
+        f"for {peers.count} equal peers: {peers.uplink_bps / 1e6:g} Mbit/s up, {peers.downlink_bps / 1e6:g} down"
+        f"{' for the site of a replica' if peers.by_site else ''}, "
         f"{1000 * peers.round_trip_s:g} ms between two{memory}, {peers.tokens_per_s:,.0f} tokens/s of the whole model on one"
     )
     lines.append(
@@ -177,7 +179,7 @@ def _remedy(chosen: "Forecast", peers: "Peers") -> str:
         case "compute":
             return f"compute binds: faster machines or more peers make it faster; the lines are in use {needed / (peers.uplink_bps / 1e6):.0%}"
         case "activations":
-            return f"activations bind: with {needed:,.0f} Mbit/s up compute would; or fewer stages, or stages that are near each other"
+            return f"activations bind: with {needed:,.0f} Mbit/s up compute would; or fewer stages, or the stages of a replica at one site (--by-site)"
         case "round trips":
             return "round trips bind: a larger inner.accumulate keeps more micro-batches under way, nearer peers need fewer"
         case "rounds":

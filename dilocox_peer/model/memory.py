@@ -10,8 +10,8 @@
 
 Together 25 of a model in one stage, 29 of several, 6 less with both in bfloat16: the peak, from a close to its merge; 5 less between
 rounds. The anchor and the
-outer momentum lie in a file, and what is read of it stays in memory for a moment; with 8 bytes a parameter more the system need not
-read them from the disk again. Beside them vectors of the largest tensor while it is encoded, or of a slice while it is averaged, and what a forward keeps for its backward: of every micro-batch that is under way, a
+outer momentum lie in a file, and what a merge reads of it stays in memory for a moment, READ_ELEMENTS of each; with 8 bytes a parameter
+more the system need not read them from the disk again. Vectors that are short lie in the heap, and what is freed of it stays for a while. Beside them vectors of the largest tensor while it is encoded, or of a slice while it is averaged, and what a forward keeps for its backward: of every micro-batch that is under way, a
 layer's values for each layer, or with checkpointing a layer's input for each and the values of one. In a run of adapters all
 this is of the adapters' parameters; the others take what they take on the disk, 2 or 4 bytes each, once.
 benchmarks/memory.py measures it.
@@ -30,11 +30,12 @@ SECOND_VERSION_BYTES: Final = 4
 RESIDUAL_BYTES: Final = {"float32": 4, "bfloat16": 2}
 OFFER_BYTES: Final = 4
 CONTRIBUTION_BYTES: Final = 1
-BASE_BYTES: Final = 520_000_000
-"""What does not grow with the stage: interpreter, torch, hivemind, the text, p2pd. A peer of the tiny model held 450 MB, 8 of them for
-parameters, and p2pd 75 to 85; pages of libraries counted whole, as a peer has them that is alone on its machine."""
-LINKD_BYTES: Final = 97_000_000
-"""The process that a run of several stages has beside, with py-libp2p imported."""
+BASE_BYTES: Final = 550_000_000
+"""What does not grow with the stage: interpreter, torch, hivemind, the text, p2pd. Peers of headline.py held 460 to 472 MB at most beside what
+is reckoned here by their parameters, 40 to 50 of them since their first minute, and p2pd 77 to 89; pages of libraries counted whole,
+as a peer has them that is alone on its machine."""
+LINKD_BYTES: Final = 110_000_000
+"""The process that a run of several stages has beside, with py-libp2p imported: 97 at its start, 110 with bodies of 266 kB on their way."""
 LIBRARY_BYTES: Final = 160_000_000
 """`transformers`, of a run of a published model."""
 
@@ -54,6 +55,8 @@ comes to so much of a micro-batch's, of the others under way less (measured besi
 what is told with no holes is 3 to 5 % more than it took."""
 _HEAP_BLOCK: Final = 32 << 20
 """Larger ones glibc gives back at once. Of a smaller one that was freed it keeps twice the size free at the end of its heap."""
+READ_ELEMENTS: Final = 16 << 19
+"""So much of the anchor, and as much of the momentum, a merge has mapped in memory at once (outer.GROUP_ELEMENTS)."""
 _WIDEST: Final = 4  # inputs of a layer, that its widest value takes
 _LOGITS_COPIES: Final = 3  # logits, their log-softmax, their gradient
 
@@ -138,7 +141,14 @@ class StageSize:
         activations = self.activation_bytes(checkpointing=checkpointing) if on_cpu else 0
         frozen = self.frozen_bytes if on_cpu else 0
         scratch = _SCRATCH_VECTORS * _FLOAT_BYTES * self.largest
-        return self.base_bytes + self.parameters * each + frozen + scratch + activations
+        return self.base_bytes + self.parameters * each + frozen + scratch + self._merge_bytes + activations
+
+    @property
+    def _merge_bytes(self) -> int:
+        """What a merge has read of the state's file, and what the heap keeps of the vectors that come and go with a round."""
+        vector, scratch = _FLOAT_BYTES * self.parameters, _FLOAT_BYTES * self.largest
+        in_heap = next((each for each in (vector, scratch) if each <= _HEAP_BLOCK), 0)
+        return 2 * min(vector, _FLOAT_BYTES * READ_ELEMENTS) + 2 * in_heap
 
     def device_bytes(self, *, checkpointing: bool = False) -> int:
         """At most, in the memory of an accelerator that trains."""

@@ -23,7 +23,7 @@ from dilocox_peer.pipeline.routes import (
     places,
     planned_on,
 )
-from dilocox_peer.pipeline.slots import Slots, num_slots
+from dilocox_peer.pipeline.slots import Slots, num_slots, origin_window
 from dilocox_peer.pipeline.versions import Mode
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import MAX_SECONDS, MAX_WINDOW, HopStatus, Step
@@ -271,13 +271,8 @@ class Neighbourhood:
             return min(max(1, self._slots.capacity // 2), MAX_WINDOW)
         if role.mode == "flush":
             return min(role.accumulate, MAX_WINDOW)
-        # Not 2 (stages + round trips / slowest), what one chain of stages would need: an origin counts all peers that work for
-        # it, which with few origins or slow callees are more than the stages; and one on the way even where round trips take
-        # no time (without that one, a 4x4 of mixed speeds took 100 s to come from .95 to 1.00 of the ideal).
-        slowest_s = self.slowest_s
-        on_the_way = max(1, int(-(-self.path_s // slowest_s))) if slowest_s > 0 else 0
         stations = max(float(role.num_stages), 1.0 + self.plan.width)
-        return max(1, min(int(-(-2 * (stations + on_the_way) // 1)), role.accumulate, MAX_WINDOW))
+        return origin_window(stations=stations, way_s=self.path_s, slowest_s=self.slowest_s, accumulate=role.accumulate)
 
     def resize(self) -> None:
         """As many slots as callers and replicas ask for now; whoever waits for one is granted it by upstream.py."""

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from dilocox_peer.config import preset
+from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.model.memory import StageSize
 from dilocox_peer.model.partition import Costs, cut_into, cut_of
 from dilocox_peer.peer.planning.forecast import (
+    CODING_S,
     DELAY_S,
     PIPELINE_SHARE,
     RECOMPUTED,
@@ -22,6 +24,7 @@ from dilocox_peer.peer.planning.forecast import (
 )
 from dilocox_peer.peer.planning.upkeep import FOLLOW_SHARE, KEPT_SHARE, RoundPace, talk_of_round
 from dilocox_peer.peer.state import keeping
+from dilocox_peer.pipeline.checks import FAR_SHARE
 
 HOME = Peers(8, 20e6, 100e6, 0.05, 6000.0)
 FAST = replace(HOME, uplink_bps=1e10, downlink_bps=1e10, round_trip_s=0.0)
@@ -142,3 +145,47 @@ def test_what_waits_at_those_who_receive_is_in_an_exchange() -> None:
     assert even.setting == home.setting
     times = (even.exchange_s - DELAY_S) / (home.exchange_s - DELAY_S)
     assert 1.1 < times < 0.8 / 0.66
+
+
+def test_stages_at_one_site_share_its_line_for_rounds_and_keep_activations_at_home() -> None:
+    run, lines = cut_into(RUN, 4), replace(HOME, count=8)
+    apart, together = (forecast(run, replace(lines, by_site=each)) for each in (False, True))
+    assert (apart.binding, together.binding) == ("activations", "compute")
+    assert together.micro_batch_s == pytest.approx(busiest_share(run) * together_tokens(run) / 6000 / PIPELINE_SHARE)
+    assert together.activation_bytes == apart.activation_bytes, "between two stages as many"
+    assert together.sent_bytes_a_day < 0.2 * apart.sent_bytes_a_day, "over the line"
+    alone = forecast(RUN, replace(HOME, count=2, by_site=True))
+    assert alone == forecast(RUN, replace(HOME, count=2)), "a replica of one stage is one peer"
+
+
+def together_tokens(run: Manifest) -> int:
+    return run.inner.micro_batch * run.model.context
+
+
+def test_an_exchange_by_site_has_all_contributions_of_the_site_on_one_line() -> None:
+    steps = dict.fromkeys(("inner_steps", "min_inner_steps", "max_inner_steps"), 500)
+    run = preset("125m", compression={"codec": "int4", "adapt": "off"}, rounds=steps)
+    wide = replace(HOME, count=2, round_trip_s=0.0)
+    one = forecast(run, wide)
+    two = forecast(cut_into(run, 2), replace(wide, count=4, by_site=True))
+    crossed = (
+        two.activation_bytes / FAR_SHARE * 8 / two.micro_batch_s
+    )  # a stage of two is an end: each sends a body, and gets one
+    slower = wide.uplink_bps / (wide.uplink_bps - 2 * crossed)
+    travels = [each.exchange_s - DELAY_S - CODING_S * each.parameters for each in (one, two)]
+    assert travels[1] == pytest.approx(slower * travels[0], rel=0.01), "two halves at once, beside what checks send"
+
+
+def test_a_micro_batch_is_on_its_way_as_long_as_a_full_window_takes() -> None:
+    run = cut_into(preset("125m", inner={"accumulate": 32, "micro_batch": 1}), 2)
+    near, far = (forecast(run, replace(FAST, round_trip_s=seconds)) for seconds in (0.0, 1.0))
+    assert near.way_s == pytest.approx(6 * near.micro_batch_s), "two a stage, and two on the way"
+    assert far.way_s > near.way_s + 1.0
+    assert far.micro_batch_s == near.micro_batch_s, "a window that grows with the way keeps all busy"
+    drained = with_schedule(run, "flush")
+    assert forecast(drained, FAST).way_s == pytest.approx(32 * near.micro_batch_s)
+    assert forecast(RUN, FAST).way_s == forecast(RUN, FAST).micro_batch_s
+
+
+def with_schedule(run: Manifest, schedule: str) -> Manifest:
+    return run.model_copy(update={"stages": run.stages.model_copy(update={"schedule": schedule})})

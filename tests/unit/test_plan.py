@@ -54,6 +54,14 @@ def test_what_slices_would_change_is_told_where_many_share_a_stage(capsys: pytes
     assert "slices" not in out
 
 
+def test_stages_of_a_site_leave_its_line_to_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = PlanFlags(model="125m", peers=4, tokens_per_s=6000.0, stages=(2,))
+    assert "activations bind" in printed(capsys, flags)
+    out = printed(capsys, replace(flags, by_site=True))
+    assert "compute binds" in out
+    assert "20 Mbit/s up, 100 down for the site of a replica" in out
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_large_sizes_are_what_they_are_called(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = PlanFlags(model=name, peers=64, tflops=100.0, up=1000.0, down=1000.0, stages=(1,), as_json=True)

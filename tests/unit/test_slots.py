@@ -1,4 +1,4 @@
-from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots, num_slots
+from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots, num_slots, origin_window
 from dilocox_peer.types import PeerId
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -12,6 +12,17 @@ def take(slots: Slots, key: CallKey) -> list[CallKey]:
 def test_slots_are_two_windows_a_caller_share() -> None:
     assert num_slots(window=4, callers=4, replicas=4, max_slots=100) == 8
     assert num_slots(window=4, callers=5, replicas=2, max_slots=100) == 24
+
+
+def test_a_window_has_two_micro_batches_a_stage_and_two_for_the_way() -> None:
+    assert origin_window(stations=2.0, way_s=0.0, slowest_s=0.1, accumulate=64) == 6
+    assert origin_window(stations=2.0, way_s=0.21, slowest_s=0.1, accumulate=64) == 10, (
+        "two more for each work's time on the way"
+    )
+    assert origin_window(stations=5.5, way_s=0.0, slowest_s=0.1, accumulate=64) == 13, (
+        "of peers behind that work for it"
+    )
+    assert origin_window(stations=2.0, way_s=9.0, slowest_s=0.1, accumulate=8) == 8, "no more than a step takes"
 
 
 def test_slots_are_capped_by_memory_and_at_least_one_a_caller() -> None:

@@ -8,10 +8,13 @@ One peer trains one stage on `work_s` of the whole model's time for a micro-batc
     seconds of a round     = inner steps * micro-batches a step * seconds a micro-batch; no shorter than the exchange
     seconds of an exchange = delay + contribution * copies (sent.py) / line_share of what activations leave of the uplink
 
+Where the stages of a replica are at one site (Peers.by_site), only what checks send crosses its line, and the contributions of all its stages.
+
 Codec, rank and inner steps are those that the run's own controller (controller.py) comes to on such lines. What the peers measure once
 they train takes the place of all of it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,12 +23,14 @@ from dilocox_peer.compression.sizes import raw_bytes
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.memory import StageSize
-from dilocox_peer.model.partition import Costs, cut_of, usual_window
+from dilocox_peer.model.partition import Costs, cut_of
 from dilocox_peer.peer.planning.adaptive_planner import controller_of
 from dilocox_peer.peer.planning.controller import Measurement, Setting
 from dilocox_peer.peer.planning.plan import total_steps
 from dilocox_peer.peer.planning.sent import RESULT_TIMES, contributions_sent
 from dilocox_peer.peer.planning.upkeep import DAY_S, RoundPace, StageNeeds, disk, traffic_of_round
+from dilocox_peer.pipeline.checks import FAR_SHARE
+from dilocox_peer.pipeline.slots import origin_window
 from dilocox_peer.types import Layout
 
 PIPELINE_SHARE = 0.97
@@ -48,7 +53,9 @@ Binding = Literal["compute", "activations", "round trips", "rounds", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """count of equal ones. tokens_per_s: of the whole model on one of them, were there room. memory_bytes: None: any."""
+    """count of equal ones. tokens_per_s: of the whole model on one of them, were there room. memory_bytes: None: any. by_site: the stages
+    of a replica are at one site, as volunteers say with `join --site`; its line is that of uplink_bps and downlink_bps, which its peers
+    share, and there are as many sites as replicas. Among themselves they have a network that takes no time."""
 
     count: int
     uplink_bps: float
@@ -56,14 +63,15 @@ class Peers:
     round_trip_s: float
     tokens_per_s: float
     memory_bytes: int | None = None
+    by_site: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of one cut. replicas: peers of each stage; parameters, memory_bytes, disk_bytes: of the stage with the most. activation_bytes: that
-    an inner stage sends for a micro-batch. needed_uplink_bps: with which activations and rounds would take no longer than the work.
-    recomputes: it fits with checkpointing only. sent_bytes_a_day, received_bytes_a_day: by the peer that moves most (upkeep.py).
-    duration_s: of the run."""
+    """Of one cut. replicas: peers of each stage; parameters, memory_bytes, disk_bytes: of the stage with the most. micro_batch_s: from one to
+    the next, way_s: of one through all stages and back. activation_bytes: that an inner stage sends for a micro-batch.
+    needed_uplink_bps: with which activations and rounds would take no longer than the work. recomputes: it fits with checkpointing only.
+    sent_bytes_a_day, received_bytes_a_day: by the peer that moves most (upkeep.py), of one by site over its line. duration_s: of the run."""
 
     stages: int
     replicas: int
@@ -71,6 +79,7 @@ class Forecast:
     memory_bytes: int
     disk_bytes: int
     micro_batch_s: float
+    way_s: float
     step_s: float
     activation_bytes: int
     setting: Setting
@@ -113,30 +122,38 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     needed = lean if recomputes else plain
     work_s = tokens / peers.tokens_per_s * (RECOMPUTED if recomputes else 1.0)
     each_needs = [StageNeeds.of(manifest, stage) for stage in stages]
-    sent, received = max(each.sent_bytes for each in each_needs), max(each.received_bytes for each in each_needs)
-    windows = min(inner.accumulate, usual_window(count))
-    hop_s = peers.round_trip_s / 2 + 8 * max(sent, received) / 2 / min(peers.uplink_bps, peers.downlink_bps)
+    load = _load_of(each_needs, replicas, by_site=peers.by_site)
+    slowest_s, trips_s, hop_s = work_s * busiest_share(manifest), 0.0, 0.0
+    if not peers.by_site:
+        trips_s = (count - 1) * peers.round_trip_s
+        hop_s = peers.round_trip_s / 2 + 8 * max(load.sent, load.received) / 2 / min(
+            peers.uplink_bps, peers.downlink_bps
+        )
+    windows = inner.accumulate
+    if manifest.stages.schedule == "carry":
+        windows = origin_window(stations=count, way_s=trips_s, slowest_s=slowest_s, accumulate=inner.accumulate)
     parts: dict[Binding, float] = {
-        "compute": work_s * busiest_share(manifest) / (PIPELINE_SHARE if count > 1 else 1.0),
-        "activations": 8 * max(sent / peers.uplink_bps, received / peers.downlink_bps),
+        "compute": slowest_s / (PIPELINE_SHARE if count > 1 else 1.0),
+        "activations": 8 * max(load.uploaded / peers.uplink_bps, load.downloaded / peers.downlink_bps),
         "round trips": 0.0 if count == 1 else (work_s + 2 * (count - 1) * hop_s) / windows,
     }
     binding = max(parts, key=lambda part: parts[part])
     micro_batch_s = parts[binding]
     step_s = inner.accumulate * micro_batch_s
 
-    left_bps = peers.uplink_bps * (1.0 - min(MOST_ACTIVATIONS, 8 * sent / peers.uplink_bps / micro_batch_s))
+    uplink_bps = load.share * peers.uplink_bps
+    left_bps = uplink_bps * (1.0 - min(MOST_ACTIVATIONS, 8 * load.uploaded / peers.uplink_bps / micro_batch_s))
     delay_s = DELAY_S + 3 * peers.round_trip_s + CODING_S * layouts[largest].num_elements
     setting, blob = settled(manifest, layouts[largest], replicas, left_bps, step_s, delay_s)
     copies = contributions_sent(replicas, setting.codec, is_sliced=bool(manifest.rounds.num_slices))
     exchange_s = delay_s + 8 * blob * copies / (line_share(replicas, peers) * left_bps) if replicas > 1 else 0.0
     micro_batches = setting.inner_steps * inner.accumulate
     pace = RoundPace(replicas, blob, micro_batches, setting.inner_steps * step_s, left_bps, setting.codec)
-    needs = replace(each_needs[largest], sent_bytes=sent, received_bytes=received)
+    needs = replace(each_needs[largest], sent_bytes=load.sent, received_bytes=load.received)
     sent_a_round, received_a_round = traffic_of_round(needs, pace)
-    round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * sent_a_round / peers.uplink_bps)
+    round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * sent_a_round / uplink_bps)
     if least_s > 1.001 * round_s:
-        is_rounds = exchange_s == least_s or blob * copies > micro_batches * sent
+        is_rounds = exchange_s == least_s or blob * copies > micro_batches * load.sent
         binding, round_s = "rounds" if is_rounds else "activations", least_s
     if peers.memory_bytes is not None and needed > peers.memory_bytes:
         binding = "memory"
@@ -149,8 +166,9 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         memory_bytes=needed,
         disk_bytes=disk(needs, pace),
         micro_batch_s=micro_batch_s,
+        way_s=windows * micro_batch_s if count > 1 else micro_batch_s,
         step_s=step_s,
-        activation_bytes=sent,
+        activation_bytes=max(each.sent_bytes for each in each_needs),
         setting=setting,
         contribution_bytes=blob,
         exchange_s=exchange_s,
@@ -160,9 +178,37 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         received_bytes_a_day=DAY_S / round_s * received_a_round,
         duration_s=total_steps(manifest) / steps * round_s,
         times_fewer=all_reduce / (blob * copies) if replicas > 1 else 0.0,
-        needed_uplink_bps=8 * sent_a_round / (micro_batches * parts["compute"]),
+        needed_uplink_bps=8 * sent_a_round / (load.share * micro_batches * parts["compute"]),
         recomputes=recomputes,
         binding=binding,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Of a line, in bytes a micro-batch. uploaded, downloaded: by all peers whose line it is; sent, received: by the one of them that moves
+    most. share: of the line, 0 to 1, what contributions of the largest stage have beside those of others."""
+
+    uploaded: int
+    downloaded: int
+    sent: int
+    received: int
+    share: float
+
+
+def _load_of(stages: Sequence[StageNeeds], replicas: int, *, by_site: bool) -> _Load:
+    """Of a peer's own line, or of a site's, which only what is checked crosses: by a callee at another site, where there is one."""
+    sent, received = [each.sent_bytes for each in stages], [each.received_bytes for each in stages]
+    if not by_site or len(stages) == 1:
+        return _Load(max(sent), max(received), max(sent), max(received), 1.0)
+    checked = 1 / (FAR_SHARE * (len(stages) - 1)) if replicas > 1 else 0.0
+    parameters = [each.parameters for each in stages]
+    return _Load(
+        uploaded=math.ceil(checked * sum(sent)),
+        downloaded=math.ceil(checked * sum(received)),
+        sent=math.ceil(checked * max(sent)),
+        received=math.ceil(checked * max(received)),
+        share=max(parameters) / sum(parameters),
     )
 
 

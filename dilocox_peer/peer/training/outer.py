@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 Grow = Callable[[Digest, int], GrowingState]
 """Begins the state at a head, of so many rounds."""
 
-_GROUP_ELEMENTS = 16 * PIECE
+GROUP_ELEMENTS = 16 * PIECE  # of a state's file that a merge has read at once (model/memory.py)
 TURNS = 4  # rounds in which every tensor is measured once: what its codec lost, what rank it needs
 
 
@@ -473,7 +473,7 @@ def _groups(layout: Layout) -> Iterator[list[tuple[int, int]]]:
     for index, (spec, first, _stop) in enumerate(layout.spans()):
         group.append((index, first))
         gathered += spec.num_elements
-        if gathered >= _GROUP_ELEMENTS:
+        if gathered >= GROUP_ELEMENTS:
             yield group
             group, gathered = [], 0
     if group:
