@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dilocox_peer.compression.aggregate import share_of
+from dilocox_peer.compression.aggregate import TensorMean, share_of
 from dilocox_peer.compression.codec import CODECS
 from dilocox_peer.compression.contribution import decode_contribution, encode_contribution
 from dilocox_peer.compression.policy import policy_named
@@ -87,6 +87,16 @@ def test_a_settled_contribution_leaves_what_its_codec_lost(codec):
     momentum_N = momentum_N * MU + (0.0 + decoded_N * 1.0)
     update_N = (momentum_N * MU + (0.0 + decoded_N * 1.0)) * -LR
     assert np.array_equal(bits(outcome.shift_N), bits(update_N + sent_N))
+
+
+def test_a_mean_of_negative_zeros_is_a_positive_one():
+    """As a sum that began at zero is; the sign would show in the momentum's bits."""
+    raw = memoryview(torch.full((4,), -0.0).numpy().tobytes())
+    out_X, scratch_X = torch.ones(4), torch.ones(4)
+    for shares in ([1.0], [0.5, 0.5]):
+        readers = [CODECS["none"].open(raw, (4,)) for _ in shares]
+        TensorMean(readers, shares).read(0, 4, out_X, scratch_X)
+        assert bits(out_X).tolist() == [0] * 4
 
 
 class Counting(GrowingInMemory):
