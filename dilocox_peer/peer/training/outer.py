@@ -334,6 +334,10 @@ class OuterOptimizer:
         offer. Nothing happens if none is out."""
         self._offered = None
 
+    def vectors(self) -> list[Tensor]:
+        """All that is as long as the parameters and not a state's: for who ends the training."""
+        return [self.residual_N, *([] if self._offered is None else [self._offered.pseudo_gradient_N])]
+
     def install(self, state: AnchorState, *, keep_pseudo_gradient: bool) -> Tensor:
         """Adopts state. Returns what to do with the local parameters: with keep_pseudo_gradient the shift to add to them, so
         that a - w stays; else their new values, and pseudo-gradient, residual and counts start from nothing."""
