@@ -59,7 +59,7 @@ from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.peer.waiting import Waiting
 from dilocox_peer.signing import SEED_BYTES
 
-STOP_TRAINER_S, STOP_CONVEYOR_S = 2.0, 2.0
+STOP_TRAINER_S, STOP_CONVEYOR_S = 1.5, 2.0
 WORD_S = 5.0  # for the owner's newest checkpoint, before the first look
 
 
@@ -213,6 +213,7 @@ class Stay:
         self._pauses.set_trainer(trainer)
         stack.callback(self._pauses.set_trainer, None)
         self._training = Parting(trainer.stop, STOP_TRAINER_S, "; it is not waited for", self._listener)
+        stack.push_async_callback(asyncio.to_thread, trainer.give_up)  # when links, rounds and the bulletin have ended
         stack.push_async_callback(self._training.over)
         if conveyor is not None:
             conveyor.bench.set_on_work(trainer.nudge)
@@ -408,7 +409,8 @@ class Stay:
                 self._failed.set_result(reason)
 
         def from_its_thread(reason: str) -> None:
-            loop.call_soon_threadsafe(tell, reason)
+            with suppress(RuntimeError):  # the loop has ended: a thread that was not waited for
+                loop.call_soon_threadsafe(tell, reason)
 
         return from_its_thread
 

@@ -481,6 +481,8 @@ def test_the_memory_of_a_thread_that_is_at_work_stays(stuck, given):
         running.trainer.stop(0.01)
     ours = {vector.data_ptr() for vector in running.trainer.loop.vectors()}
     assert not ours & {vector.data_ptr() for vector in given}
+    running.trainer.give_up()  # nobody hears of it any more
+    assert ours <= {vector.data_ptr() for vector in given}
 
 
 def test_a_standstill_is_seen_by_who_asks(run):

@@ -266,6 +266,11 @@ class Trainer:
         if late:
             raise late[0]
 
+    def give_up(self) -> None:
+        """After `stop`, once nobody hears of what the torch thread does: the memory of its vectors goes back though it may be at work, with zeros
+        from here on. The outer thread's stays, as it may be about to finish a state."""
+        give_back(self.loop.vectors())
+
     def _encode(self, outer: OuterOptimizer, snapshot: Snapshot, sliced: bool) -> Closing:
         """In the outer thread."""
         plan = self._timetable.plan(snapshot.round)
