@@ -37,6 +37,7 @@ def replace_file(
                     let_go(view[:done])
                     view = view[done:]
             if durable:
+                _write_out(file.fileno())
                 os.fsync(file.fileno())
         Path(temporary).chmod(mode)
         Path(temporary).replace(path)
@@ -100,17 +101,23 @@ def make_durable(path: Path, go_on: Callable[[], bool] = lambda: True) -> bool:
     Where the system can (Linux) it goes to the disk in parts, so that others' writes come in between. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        for start in range(0, os.fstat(handle).st_size, _FLUSHED_BYTES):
-            if not go_on():
-                return False
-            if _sync_file_range is not None:
-                _sync_file_range(
-                    handle, start, _FLUSHED_BYTES, _WRITE_AND_WAIT
-                )  # a hint: fsync says whether it is there
+        if not _write_out(handle, go_on):
+            return False
         os.fsync(handle)
     finally:
         os.close(handle)
     fsync_folder(path.parent)
+    return True
+
+
+def _write_out(handle: int, go_on: Callable[[], bool] = lambda: True) -> bool:
+    """Has the system write the file in parts, and waits for each: fsync then has little left to wait for, which nothing interrupts, not even
+    the end of the process. A hint: fsync says whether it is there. go_on: asked before each part. Whether it always said so."""
+    for start in range(0, os.fstat(handle).st_size, _FLUSHED_BYTES):
+        if not go_on():
+            return False
+        if _sync_file_range is not None:
+            _sync_file_range(handle, start, _FLUSHED_BYTES, _WRITE_AND_WAIT)
     return True
 
 

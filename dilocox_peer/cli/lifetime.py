@@ -1,6 +1,7 @@
 """How long a command runs: until it is done, or until SIGINT, SIGTERM, or the end of standard input asks it to leave."""
 
 import asyncio
+import atexit
 import os
 import signal
 import sys
@@ -66,7 +67,8 @@ def run_until_stopped(work: Callable[[Stop], Awaitable[None]], *, until_stdin_cl
 
 def end(code: int) -> NoReturn:
     """Ends the process with that exit code, once everything is closed. A thread that is still at work (a micro-batch of minutes, a disk
-    that hangs) is not waited for: what was agreed is on the disk, as it is for a process that is killed."""
+    that hangs) is not waited for: what was agreed is on the disk, as it is for a process that is killed. Nor is the interpreter, which would take
+    apart one by one all objects that torch and the rest have made, in which time nobody can insist."""
 
     def insist() -> None:
         time.sleep(END_S)
@@ -75,6 +77,9 @@ def end(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     threading.Thread(target=insist, name="end", daemon=True).start()
+    atexit.register(
+        os._exit, code
+    )  # comes after the threads that have ended by themselves, before what others registered
     raise typer.Exit(code)
 
 

@@ -118,8 +118,11 @@ class TensorMean:
 
     def read(self, start: int, stop: int, out_X: Tensor, scratch_X: Tensor) -> None:
         """Writes the mean of the elements start to stop into out_X; equal bits on every peer. scratch_X: as long."""
-        out_X.zero_()
-        for reader, share in zip(self._readers, self._shares, strict=True):
+        for index, (reader, share) in enumerate(zip(self._readers, self._shares, strict=True)):
+            if not index:
+                reader.read(start, stop, out_X)
+                out_X.mul_(share).add_(0.0)  # a sum begins at 0.0, so that none is -0.0
+                continue
             reader.read(start, stop, scratch_X)
             out_X.add_(scratch_X.mul_(share))
 

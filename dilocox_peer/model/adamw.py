@@ -43,6 +43,10 @@ class FusedAdamW:
         if self._is_fused:  # as torch.amp.GradScaler hands it over: the gradient is divided where it is read
             self._adamw.grad_scale, self._adamw.found_inf = self._divisor, torch.zeros((), device=device)  # type: ignore[attr-defined]
 
+    def moments(self) -> list[Tensor]:
+        """As they are kept, none before the first step."""
+        return [each for kept in self._adamw.state.values() for each in kept.values() if isinstance(each, Tensor)]
+
     def move_to(self, weights: Sequence[Tensor]) -> None:
         """Other weights in the same order; moments go on."""
         for parameter, weight_N in zip(self._parameters, weights, strict=True):
@@ -117,6 +121,10 @@ class HalvedAdamW:
         self._piece = min(largest, _PIECE_ON_CPU if device.type == "cpu" else _PIECE_ELSEWHERE)
         self._rounding = StochasticRounding(self._piece, device=device)
         self._scratch = tuple(torch.empty(self._piece, device=device) for _ in range(3))
+
+    def moments(self) -> list[Tensor]:
+        """As they are kept."""
+        return [moment_N for each in self._ranges for moment_N in (each.first_N, each.second_N)]
 
     def move_to(self, weights: Sequence[Tensor]) -> None:
         """Other weights in the same order; moments go on."""

@@ -94,6 +94,10 @@ class InnerOptimizer:
         if self._muon is not None:
             self._muon.move_to(self._hidden(model))
 
+    def moments(self) -> list[Tensor]:
+        """As they are kept, to be read."""
+        return [*self._adamw.moments(), *(self._muon.moments() if self._muon is not None else ())]
+
     def _adamw_ranges(self, model: StageModel) -> list[tuple[slice, float]]:
         """Parts of the flat vector that are AdamW's, with their weight decay."""
         decay = self._section.weight_decay

@@ -56,7 +56,8 @@ what is told with no holes is 3 to 5 % more than it took."""
 _HEAP_BLOCK: Final = 32 << 20
 """Larger ones glibc gives back at once. Of a smaller one that was freed it keeps twice the size free at the end of its heap."""
 READ_ELEMENTS: Final = 16 << 19
-"""So much of the anchor, and as much of the momentum, a merge has mapped in memory at once (outer.GROUP_ELEMENTS)."""
+"""So much of the anchor, and as much of the momentum, was measured to be mapped in memory while a merge reads them; tensors are let go of as they were read
+(outer_step.py)."""
 _WIDEST: Final = 4  # inputs of a layer, that its widest value takes
 _LOGITS_COPIES: Final = 3  # logits, their log-softmax, their gradient
 

@@ -80,6 +80,10 @@ class Muon:
             largest = max(batch.momentum_XRC[0].numel() for batch in self._batches)
             self._rounding = StochasticRounding(largest, device=self._batches[0].momentum_XRC.device)
 
+    def moments(self) -> list[Tensor]:
+        """As they are kept."""
+        return [batch.momentum_XRC for batch in self._batches]
+
     def move_to(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Other weights and gradients of the same shapes in the same order; momentum goes on."""
         moved = _by_shape(pairs)

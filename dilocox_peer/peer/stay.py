@@ -1,8 +1,8 @@
 """One stay of a peer in a run: starts every part in order, watches over them, and ends them in order. Decides nothing itself.
 
-Start-up goes network, directory, manifest, stage, data, state, training; what fails says so by its own name. Leaving: no
-new micro-batch, the goodbye to directory and roster, then the parts in the reverse order of their start; each step has its
-deadline, about five seconds together.
+Start-up goes network, directory, manifest, stage, data, state, training; what fails says so by its own name. Leaving: the
+end of training and of a merge that is under way, beside it the goodbye to directory and roster (farewell.py), then the parts in the
+reverse order of their start; each step has its deadline, five seconds together.
 """
 
 import asyncio
@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilocox_peer.admission import Admission
-from dilocox_peer.contract import Leaving
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
-from dilocox_peer.events import Event, Failed, Listener, NeighbourUnlinked, PeerStarted, RunComplete
+from dilocox_peer.events import Event, Listener, NeighbourUnlinked, PeerStarted, RunComplete
 from dilocox_peer.events_of_states import RunIsOver
 from dilocox_peer.invitation import with_any_port
 from dilocox_peer.manifest import Manifest
@@ -33,7 +32,7 @@ from dilocox_peer.peer.device import chosen_devices
 from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.disk_room import copies_kept
 from dilocox_peer.peer.entry import Newcomer, come_in, look_again
-from dilocox_peer.peer.farewell import HAND_OVER_S, hand_over
+from dilocox_peer.peer.farewell import Parting, say_goodbye
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.lingering import linger
 from dilocox_peer.peer.links.conveyor import Conveyor
@@ -60,7 +59,7 @@ from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.peer.waiting import Waiting
 from dilocox_peer.signing import SEED_BYTES
 
-SAY_GOODBYE_S, STOP_TRAINER_S, STOP_CONVEYOR_S = 1.0, 2.5, 2.0
+STOP_TRAINER_S, STOP_CONVEYOR_S = 1.5, 2.0
 WORD_S = 5.0  # for the owner's newest checkpoint, before the first look
 
 
@@ -213,10 +212,12 @@ class Stay:
         trainer.hold()  # until the rounds are at its head
         self._pauses.set_trainer(trainer)
         stack.callback(self._pauses.set_trainer, None)
-        stack.push_async_callback(self._stop, trainer.stop, STOP_TRAINER_S, "; it is not waited for")
+        self._training = Parting(trainer.stop, STOP_TRAINER_S, "; it is not waited for", self._listener)
+        stack.push_async_callback(asyncio.to_thread, trainer.give_up)  # when links, rounds and the bulletin have ended
+        stack.push_async_callback(self._training.over)
         if conveyor is not None:
             conveyor.bench.set_on_work(trainer.nudge)
-            stack.push_async_callback(self._stop, conveyor.stop, STOP_CONVEYOR_S, "")
+            stack.push_async_callback(Parting(conveyor.stop, STOP_CONVEYOR_S, "", self._listener).over)
             at.step = StartupStep.LINKD
             await asyncio.to_thread(conveyor.start)
         self._listener(run_joined(manifest, self._me, stage, device=", ".join(devices), threads=choices.threads))
@@ -398,12 +399,6 @@ class Stay:
 
         return from_its_thread
 
-    async def _stop(self, stop: Callable[[float], None], timeout_s: float, what_follows: str) -> None:
-        try:
-            await asyncio.to_thread(stop, timeout_s)
-        except TimeoutError as error:
-            self._listener(Failed("leaving", f"{error}{what_follows}"))
-
     def _trainer_failed(self) -> Callable[[str], None]:
         """What the trainer's threads call when one gives up; it reaches the session in its own loop."""
         loop = asyncio.get_running_loop()
@@ -414,7 +409,8 @@ class Stay:
                 self._failed.set_result(reason)
 
         def from_its_thread(reason: str) -> None:
-            loop.call_soon_threadsafe(tell, reason)
+            with suppress(RuntimeError):  # the loop has ended: a thread that was not waited for
+                loop.call_soon_threadsafe(tell, reason)
 
         return from_its_thread
 
@@ -479,18 +475,13 @@ class Stay:
         self._listener(RunComplete(state.round, state.head.hex(), state.digest.hex()))
 
     async def _say_goodbye(self, parts: _Parts) -> None:
-        parts.trainer.hold()
+        self._training.begin()  # its memory takes the system seconds, which pass while the others are told
         if parts.conveyor is not None:
             parts.conveyor.bench.leave()
-        with suppress(TimeoutError, RunUnreachable):
-            async with asyncio.timeout(HAND_OVER_S):
-                await hand_over(self._resident.stage or 0, parts.averaging.machine, parts.transport, parts.directory)
         parts.bulletin.tell_credit()
-        parts.averaging.driver.post(Leaving())
-        with suppress(TimeoutError, RunUnreachable):
-            async with asyncio.timeout(SAY_GOODBYE_S):
-                await parts.directory.leave(timeout_s=SAY_GOODBYE_S)
-                await parts.averaging.driver.drained()
+        averaging = parts.averaging
+        stage = self._resident.stage or 0
+        await say_goodbye(stage, averaging.machine, averaging.driver, parts.transport, parts.directory)
 
 
 async def _next_move(takeover: Takeover | None) -> Move:

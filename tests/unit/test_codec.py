@@ -352,3 +352,22 @@ def test_the_pieces_of_a_tensor_are_those_of_the_whole(codec, shape):
         out = torch.full((stop - start,), torch.nan)
         reader.read(start, stop, out)
         assert torch.equal(out, whole[start:stop])
+
+
+@pytest.mark.parametrize("num_elements", [1, 129, 1000, PIECE + 321])
+@pytest.mark.parametrize(("name", "block"), [("int8", 64), ("int4", 128)])
+def test_integers_decode_to_the_bits_of_their_formula(name, block, num_elements):
+    """(code - zero) * scale, in float32, of every code and of scales that are 0 among them; no zero is a negative one."""
+    rng = np.random.default_rng(num_elements)
+    num_blocks = math.ceil(num_elements / block)
+    scales = rng.integers(0x0D80, 0x7780, num_blocks).astype("<u2") * (rng.random(num_blocks) > 0.1).astype("<u2")
+    codes = rng.integers(0, 256 if name == "int8" else 16, num_elements, dtype=np.uint8)
+    packed = codes
+    if name == "int4":
+        padded = np.append(codes, np.zeros(num_elements % 2, np.uint8))
+        packed = padded[0::2] | (padded[1::2] << 4)
+    widened = np.repeat((scales.astype(np.uint32) << 16).view(np.float32), block)[:num_elements]
+    zero = np.float32(128 if name == "int8" else 8)
+    expected = (codes.astype(np.float32) - zero) * widened
+    found = decoded(CODECS[name], scales.tobytes() + packed.tobytes(), (num_elements,))
+    assert np.array_equal(found.numpy().view(np.int32), expected.view(np.int32))

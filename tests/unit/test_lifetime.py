@@ -53,3 +53,22 @@ def test_a_process_ends_whatever_its_threads_are_at(is_at_work):
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (7, "said\n", "")
+
+
+def test_the_end_does_not_wait_for_the_interpreter_to_take_everything_apart():
+    program = (
+        "import atexit\n"
+        "from dilocox_peer.cli.lifetime import end\n"
+        "class Left:\n"
+        "    def __del__(self):\n"
+        "        print('taken apart', flush=True)\n"
+        "left = Left()\n"
+        "atexit.register(print, 'registered', flush=True)\n"
+        "print('closed')\n"
+        "try:\n"
+        "    end(130)\n"
+        "except BaseException:\n"
+        "    raise SystemExit(130)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (130, "closed\n")

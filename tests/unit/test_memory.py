@@ -7,7 +7,6 @@ import pytest
 from dilocox_peer.config import preset
 from dilocox_peer.model.memory import BASE_BYTES, READ_ELEMENTS, Room, StageSize
 from dilocox_peer.model.partition import cut_into
-from dilocox_peer.peer.training.outer import GROUP_ELEMENTS
 
 GB = 10**9
 NEEDS = [4 * GB, 2 * GB, 4 * GB]
@@ -31,7 +30,6 @@ def test_a_stage_takes_what_the_table_says():
 
 
 def test_a_small_state_is_read_whole_and_the_heap_keeps_two_of_its_vectors():
-    assert READ_ELEMENTS == GROUP_ELEMENTS
     assert size_of(layer_bytes=0).host_bytes() == BASE_BYTES + (25 + 8 + 8) * 1_000_000
     kept, given_back = (size_of(layer_bytes=0, parameters=count).host_bytes() for count in (8 << 20, (8 << 20) + 1))
     assert kept - given_back == 8 * (8 << 20) - 25, (

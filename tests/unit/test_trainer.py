@@ -20,6 +20,7 @@ from dilocox_peer.manifest import CompressionSection, InnerSection, Manifest, Mo
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import build_stage
+from dilocox_peer.peer.training import trainer as trainer_module
 from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.peer.training.worker import MAX_CALLS
@@ -457,6 +458,31 @@ def test_a_thread_that_does_not_end_in_time_is_named_and_calls_that_waited_fail(
     for future in waiting:
         with pytest.raises(RuntimeError, match="the trainer was stopped"):
             future.result(DEADLINE_S)
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """The vectors whose memory goes back to the system."""
+    found: list[torch.Tensor] = []
+    monkeypatch.setattr(trainer_module, "give_back", found.extend)
+    return found
+
+
+def test_the_memory_of_threads_that_have_ended_goes_back(run, given):
+    running = run(manifest_with(), limit=None)
+    running.trainer.stop(DEADLINE_S)
+    ours = {vector.data_ptr() for vector in running.trainer.loop.vectors()}
+    assert ours < {vector.data_ptr() for vector in given}  # and the residual
+
+
+def test_the_memory_of_a_thread_that_is_at_work_stays(stuck, given):
+    running, _corpus = stuck
+    with pytest.raises(TimeoutError, match="dilocox-torch is still at work"):
+        running.trainer.stop(0.01)
+    ours = {vector.data_ptr() for vector in running.trainer.loop.vectors()}
+    assert not ours & {vector.data_ptr() for vector in given}
+    running.trainer.give_up()  # nobody hears of it any more
+    assert ours <= {vector.data_ptr() for vector in given}
 
 
 def test_a_standstill_is_seen_by_who_asks(run):

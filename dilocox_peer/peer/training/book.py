@@ -117,6 +117,9 @@ class TrainingLoop(Protocol):
     def set_held(self, is_held: bool, reason: HoldReason = "rounds") -> None:
         """Nothing new begins while anybody holds."""
 
+    def vectors(self) -> list[Tensor]:
+        """All that is as long as the parameters: for who ends the training."""
+
 
 class RoundBook:
     """Which round is trained and what was done in it; owned by a training loop.

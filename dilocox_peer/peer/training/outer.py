@@ -25,9 +25,9 @@ the old one, which others may be reading still, the shift takes the pseudo-gradi
 computed from what was offered, as it was for the encoder.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,16 +35,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.aggregate import TensorMean, WeighedContributions
+from dilocox_peer.compression.aggregate import WeighedContributions
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import Blob, Contribution, ContributionEncoder, open_contribution
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.policy import policy_named
-from dilocox_peer.compression.reader import PIECE, TensorReader, pieces
+from dilocox_peer.compression.reader import PIECE, pieces
 from dilocox_peer.compression.sizes import raw_bytes
 from dilocox_peer.compression.slices import CertifiedMean, cut, joined, sliced_payloads, table_of
-from dilocox_peer.errors import ConfigError, StateCorrupt
+from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.adamw import StochasticRounding
 from dilocox_peer.model.adapters import first_adapters
@@ -52,9 +52,10 @@ from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.peer.planning.spectrum import needed_rank
 from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory, GrowingState, buffer_of
-from dilocox_peer.peer.training.crew import Crew, Scratch
-from dilocox_peer.store.outline import Outline, num_chunks
-from dilocox_peer.types import Digest, Layout, TensorSpec, sha256
+from dilocox_peer.peer.training.crew import Crew
+from dilocox_peer.peer.training.outer_step import Before, OuterStep, Settlement
+from dilocox_peer.store.outline import Outline
+from dilocox_peer.types import Digest, Layout, TensorSpec
 
 if TYPE_CHECKING:
     from dilocox_peer.model.weights import ModelFolder
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 Grow = Callable[[Digest, int], GrowingState]
 """Begins the state at a head, of so many rounds."""
 
-GROUP_ELEMENTS = 16 * PIECE  # of a state's file that a merge has read at once (model/memory.py)
 TURNS = 4  # rounds in which every tensor is measured once: what its codec lost, what rank it needs
 
 
@@ -127,18 +127,6 @@ class _Offered:
     contribution: Contribution
     decays: tuple[float, ...]
     micro_batches: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Elements start to stop of the tensor of that index, which begins at first."""
-
-    index: int
-    first: int
-    start: int
-    stop: int
-    mean: TensorMean
-    own: TensorReader | None
 
 
 class OuterOptimizer:
@@ -282,8 +270,8 @@ class OuterOptimizer:
             settled = offered if own else None
             growing = self._grow(head, round_number)
             try:
-                needed = self._step(weighed, settled, shift_N, growing, rank_in_use, round_number)
-                state = growing.finish(self._outline(growing))
+                needed, outline = self._step(weighed, settled, shift_N, growing, rank_in_use, round_number)
+                state = growing.finish(outline)
             except BaseException:
                 growing.discard()
                 raise
@@ -303,70 +291,20 @@ class OuterOptimizer:
         growing: GrowingState,
         rank_in_use: int,
         round_number: int,
-    ) -> int:
-        """The rank that the mean needs. Piece by piece growing takes anchor' and momentum', and shift_N the shift. settled: our own offer,
-        whose pseudo-gradient may lie in shift_N. Raises StateCorrupt when it comes to values that are not finite."""
-        lr, mu = self._settings.learning_rate, self._settings.momentum
+    ) -> tuple[int, Outline]:
+        """(the rank that the mean needs, the outline of what has grown). settled: our own offer, whose pseudo-gradient may lie in shift_N. Raises
+        StateCorrupt when it comes to values that are not finite."""
         measured = self._measured_tensors(round_number) if rank_in_use else frozenset[str]()
         mean_N = torch.zeros(self._layout.num_elements if measured else 0)  # touched only where it is measured
-        own = None if settled is None else settled.contribution
-
-        def step(piece: "_Piece", scratch: Scratch) -> None:
-            part = slice(piece.first + piece.start, piece.first + piece.stop)
-            mean, after, update, decoded = scratch.of(piece.stop - piece.start)
-            piece.mean.read(piece.start, piece.stop, mean, after)
-            if self._layout.tensors[piece.index].name in measured:
-                mean_N[part] = mean
-            torch.mul(self._momentum_N[part], mu, out=after).add_(mean)
-            torch.mul(after, mu, out=update).add_(mean).mul_(-lr)  # "u" of the module's text
-            _require_finite("momentum", after)
-            growing.write("momentum", part.start, after)
-            _require_finite("anchor", torch.add(self.anchor_N[part], update, out=after))
-            growing.write("anchor", part.start, after)
-            if settled is None or piece.own is None:
-                shift_N[part] = update
-            else:
-                piece.own.read(piece.start, piece.stop, decoded)
-                self._settle_part(settled, piece.index, part, decoded)
-                torch.add(update, settled.pseudo_gradient_N[part], out=shift_N[part])
-
-        for group in _groups(self._layout):
-            self._crew.each(step, self._opened(weighed, own, group))
-            first, last = group[0][1], group[-1][1] + self._layout.tensors[group[-1][0]].num_elements
-            self._state.let_go(first, last)
-            for index, _ in group:
-                weighed.let_go(index)
-        needed = needed_rank(self._layout, mean_N, measured, rank=rank_in_use) if measured else 0
-        return needed
-
-    def _opened(
-        self,
-        weighed: WeighedContributions | CertifiedMean,
-        own: Contribution | None,
-        group: Sequence[tuple[int, int]],
-    ) -> list["_Piece"]:
-        """The pieces of the tensors of that group."""
-        found: dict[int, tuple[TensorMean, TensorReader | None]] = {}
-
-        def open_tensor(index: int, _scratch: Scratch) -> None:
-            found[index] = weighed.open(index), None if own is None else own.open(index)
-
-        self._crew.each(open_tensor, [index for index, _ in group])
-        return [
-            _Piece(index, first, start, stop, *found[index])
-            for index, first in group
-            for start, stop in pieces(self._layout.tensors[index].num_elements)
-        ]
-
-    def _outline(self, growing: GrowingState) -> Outline:
-        size_bytes = self._layout.state_bytes
-        digests: list[Digest] = [Digest(b"")] * num_chunks(size_bytes)
-
-        def look(index: int, scratch: Scratch) -> None:
-            digests[index] = sha256(growing.chunk(index, scratch.vectors[0]))
-
-        self._crew.each(look, range(len(digests)))
-        return Outline(size_bytes, tuple(digests))
+        settlement = None
+        if settled is not None:
+            settlement = Settlement(
+                settled.contribution, settled.pseudo_gradient_N, partial(self._settle_part, settled)
+            )
+        before = Before(self._layout, self.anchor_N, self._momentum_N, self._state.let_go)
+        step = OuterStep(before, weighed, learning_rate=self._settings.learning_rate, momentum=self._settings.momentum)
+        outline = step.take(self._crew, growing, shift_N, settlement=settlement, measured=measured, mean_N=mean_N)
+        return needed_rank(self._layout, mean_N, measured, rank=rank_in_use) if measured else 0, outline
 
     def _settle(self, offered: _Offered) -> None:
         contribution, decoded_X = offered.contribution, torch.empty(PIECE)
@@ -395,6 +333,10 @@ class OuterOptimizer:
         """The head moved under the offer, or its round is void: the pseudo-gradient is unsettled again and goes with the next
         offer. Nothing happens if none is out."""
         self._offered = None
+
+    def vectors(self) -> list[Tensor]:
+        """All that is as long as the parameters and not a state's: for who ends the training."""
+        return [self.residual_N, *([] if self._offered is None else [self._offered.pseudo_gradient_N])]
 
     def install(self, state: AnchorState, *, keep_pseudo_gradient: bool) -> Tensor:
         """Adopts state. Returns what to do with the local parameters: with keep_pseudo_gradient the shift to add to them, so
@@ -465,21 +407,3 @@ def first_state(layout: Layout, anchor_N: Tensor, *, head: Digest) -> AnchorStat
     return AnchorState.of(
         layout, head=head, round_number=0, anchor=buffer_of(anchor_N), momentum=momentum_N.data.cast("B")
     )
-
-
-def _groups(layout: Layout) -> Iterator[list[tuple[int, int]]]:
-    """(index, first element) of tensors that are opened at once: enough elements to share out, and no more than must be."""
-    group, gathered = list[tuple[int, int]](), 0
-    for index, (spec, first, _stop) in enumerate(layout.spans()):
-        group.append((index, first))
-        gathered += spec.num_elements
-        if gathered >= GROUP_ELEMENTS:
-            yield group
-            group, gathered = [], 0
-    if group:
-        yield group
-
-
-def _require_finite(name: str, values: Tensor) -> None:
-    if values.numel() and not all(math.isfinite(bound) for bound in values.aminmax()):
-        raise StateCorrupt(f"{name} holds values that are not finite")

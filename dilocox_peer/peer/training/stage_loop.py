@@ -224,6 +224,11 @@ class StageLoop:
             self._bench.pause(is_held)
         self._publish()
 
+    def vectors(self) -> list[Tensor]:
+        pending = [] if self.pending_N is None else [self.pending_N]
+        versions = [self.current.flat_N, self._other.flat_N, self.current.flat_grad_N]
+        return [*versions, *pending, *self.optimizer.moments()]
+
     def local_N(self) -> Tensor:
         """The local parameters with what waits to be published; not to be changed."""
         if self.pending_N is None:

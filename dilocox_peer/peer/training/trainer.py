@@ -34,6 +34,7 @@ from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.book import HoldReason, Progress, Snapshot, TrainingLoop
 from dilocox_peer.peer.training.crew import Crew
+from dilocox_peer.peer.training.given_back import give_back
 from dilocox_peer.peer.training.outer import Grow, OuterOptimizer, OuterSettings, stage_policy
 from dilocox_peer.peer.training.outer_contract import AnchorMoved
 from dilocox_peer.peer.training.stage_loop import StageLoop, WorkBench
@@ -244,7 +245,8 @@ class Trainer:
         return self._on_torch(lambda: self.loop.set_held(False, reason), is_urgent=reason == "pause")
 
     def stop(self, timeout_s: float) -> None:
-        """Ends both threads after what they are at (one micro-batch, one encoding); calls still waiting fail.
+        """Ends both threads after what they are at (one micro-batch, a tensor of an encoding, a piece of a merge, which then leaves nothing behind); calls
+        still waiting fail. The memory of a thread that has ended goes back to the system.
 
         Raises TimeoutError if a thread is not done by then; it still ends by itself after what it is at.
         """
@@ -252,8 +254,22 @@ class Trainer:
         for worker in (self._torch, self._executor):
             worker.ask_to_stop("the trainer was stopped")
         self._crew.stop()
-        for worker in (self._torch, self._executor):
-            worker.join(max(0.0, deadline - time.monotonic()))
+        late, unused = list[TimeoutError](), list[Tensor]()
+        for worker, owned in ((self._torch, self.loop), (self._executor, self._outer)):
+            try:
+                worker.join(max(0.0, deadline - time.monotonic()))
+            except TimeoutError as error:
+                late.append(error)
+            else:
+                unused += owned.vectors() if owned is not None else []
+        give_back(unused)
+        if late:
+            raise late[0]
+
+    def give_up(self) -> None:
+        """After `stop`, once nobody hears of what the torch thread does: the memory of its vectors goes back though it may be at work, with zeros
+        from here on. The outer thread's stays, as it may be about to finish a state."""
+        give_back(self.loop.vectors())
 
     def _encode(self, outer: OuterOptimizer, snapshot: Snapshot, sliced: bool) -> Closing:
         """In the outer thread."""

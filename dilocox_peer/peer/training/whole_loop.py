@@ -132,6 +132,9 @@ class WholeLoop:
         self._book.hold(is_held, reason)
         self._publish()
 
+    def vectors(self) -> list[Tensor]:
+        return [self._team.model.flat_N, self._team.model.flat_grad_N, *self._optimizer.moments()]
+
     @property
     def _may_train(self) -> bool:
         limit = self._micro_batch_limit
