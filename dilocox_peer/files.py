@@ -113,10 +113,11 @@ def make_durable(path: Path, go_on: Callable[[], bool] = lambda: True) -> bool:
 def _write_out(handle: int, go_on: Callable[[], bool] = lambda: True) -> bool:
     """Has the system write the file in parts, and waits for each: fsync then has little left to wait for, which nothing interrupts, not even
     the end of the process. A hint: fsync says whether it is there. go_on: asked before each part. Whether it always said so."""
-    for start in range(0, os.fstat(handle).st_size, _FLUSHED_BYTES):
+    size_bytes = os.fstat(handle).st_size
+    for start in range(0, size_bytes, _FLUSHED_BYTES):
         if not go_on():
             return False
-        if _sync_file_range is not None:
+        if _sync_file_range is not None and size_bytes > _FLUSHED_BYTES:  # fsync alone writes a single part as well
             _sync_file_range(handle, start, _FLUSHED_BYTES, _WRITE_AND_WAIT)
     return True
 

@@ -30,6 +30,7 @@ from dilocox_peer.wire.blobs import MAX_TABLE_BYTES, SliceTable
 from dilocox_peer.wire.chain import SliceOutcome, inputs_of
 
 MAX_CHECKED = 1 << 14  # slices of tables whose norm is known to be what the table says
+MAX_READ = 64  # tables that are kept as they were read: of each a peer averages several slices
 
 
 class SliceDesk:
@@ -41,6 +42,7 @@ class SliceDesk:
         self._norm_clip = norm_clip
         self._blobs = blobs
         self._checked: OrderedDict[tuple[Digest, int], None] = OrderedDict()
+        self._read: OrderedDict[Digest, tuple[bytes, SliceTable]] = OrderedDict()
 
     def max_bytes(self, part: BlobPart) -> int:
         """That a blob may have."""
@@ -56,7 +58,7 @@ class SliceDesk:
                 return tuple(each.blob for each in read_table(blob, self._cut).parts)
             case "slice":
                 assert part.table is not None, "a slice of no table"
-                self._check_slice(part.table, self._table(part.table), part.slice, blob, anew=True)
+                self._check_slice(part.table, self._table(part.table)[1], part.slice, blob, anew=True)
             case "result":
                 squared_norm(open_contribution(blob, self._cut.slices[part.slice]))
             case "residual":
@@ -64,13 +66,14 @@ class SliceDesk:
         return ()
 
     def average(self, action: AverageSlice) -> Sequence[BlobRefused | SliceAveraged]:
-        """Both blobs are durable then. What is no longer here, or no good, is told. Raises OSError."""
+        """The result is durable then; what encoding lost outlives the process, not a power cut: the slice's other averager has it too. What is no longer
+        here, or no good, is told. Raises OSError."""
         index, none = action.slice, SliceAveraged(action.inputs, action.slice, None)
         assert inputs_of(action.entries) == action.inputs, "other inputs"
         inputs: list[SliceInput] = []
         for entry in action.entries:
             try:
-                table = self._table(entry.blob)
+                raw, table = self._table(entry.blob)
                 blob = self._mapped(table.parts[index].blob)
                 self._check_slice(entry.blob, table, index, blob)
             except MalformedBlob as error:
@@ -78,7 +81,7 @@ class SliceDesk:
             except KeyError:
                 return (none,)
             squared = tuple(part.squared for part in table.parts)
-            inputs.append(SliceInput(bytes(self._mapped(entry.blob)), squared, blob, entry.micro_batches))
+            inputs.append(SliceInput(raw, squared, blob, entry.micro_batches))
         try:
             residual = self._mapped(Digest(action.base)) if action.base else b""
             averaged = average_slice(
@@ -87,12 +90,19 @@ class SliceDesk:
             )  # fmt: skip
         except (KeyError, MalformedBlob):
             return (none,)
-        result, lost = self._blobs.put(averaged.blob), self._blobs.put(averaged.residual)
+        result, lost = self._blobs.put(averaged.blob), self._blobs.put(averaged.residual, durable=False)
         outcome = SliceOutcome(result, len(averaged.blob), action.base, lost)
         return (SliceAveraged(action.inputs, index, outcome),)
 
-    def _table(self, name: Digest) -> SliceTable:
-        return read_table(self._mapped(name), self._cut)
+    def _table(self, name: Digest) -> tuple[bytes, SliceTable]:
+        """As it is, and what it says. Raises KeyError when it is not here, MalformedBlob."""
+        if (known := self._read.get(name)) is not None:
+            return known
+        raw = bytes(self._mapped(name))
+        known = self._read[name] = raw, read_table(raw, self._cut)
+        while len(self._read) > MAX_READ:
+            self._read.popitem(last=False)
+        return known
 
     def _mapped(self, name: Digest) -> memoryview:
         """Raises KeyError when it is not here."""
