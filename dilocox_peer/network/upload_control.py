@@ -6,8 +6,12 @@ than at least in the last minutes (as in LEDBAT, RFC 6817; the least of all conn
 rate grows, slowly near what the line carries, so that it is found full now and then; when it is long, what arrived lately, if the rate
 was in use for a second, is what the line carries, and we go on with 0.8 of it. Those who receive may have been slower than our line (in a round
 all send and receive at once), so the most of three such measurements is taken for it in the end, and a rate far below that grows sooner. Where it stays long it is others who fill the line, and we give way further.
+
+Several peers behind one line come to even parts: all are lowered by the same share at once, and grow with the square root of their
+rates, the smaller one by the greater share (binomial congestion control, Bansal and Balakrishnan, INFOCOM 2001: k = -1/2, l = 1).
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -20,6 +24,7 @@ CREEPING, DOUBLES_S = (
     0.01,
     8.0,
 )  # growth a second after they were, and twice that after each so many seconds in which they are not
+EVEN_BYTES_PER_S = 1e6  # a rate that grows so; a smaller one by a greater share
 RECOVERING = 4  # times as soon, far below what the line carries
 MEASUREMENTS = 3  # the newest; what the line carries is the most of them
 WINDOW_S, MEASURED_S = (
@@ -118,5 +123,6 @@ class UploadControl:
         self._clean_s += seconds * (RECOVERING if self.rate < SHARE**2 * self.line else 1)
         growth = SEARCHING
         if self._lowered_s > float("-inf"):
-            growth = min(SEARCHING, CREEPING * 2 ** (self._clean_s / DOUBLES_S))
+            creeping = CREEPING * math.sqrt(EVEN_BYTES_PER_S / self.rate)
+            growth = min(SEARCHING, creeping * 2 ** (self._clean_s / DOUBLES_S))
         self.rate *= 1 + growth * seconds

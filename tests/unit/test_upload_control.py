@@ -7,7 +7,14 @@ from statistics import mean, quantiles
 
 import pytest
 
-from dilocox_peer.network.upload_control import LEAST_SHARE, LONG_S, SHARE, START_BYTES_PER_S, UploadControl
+from dilocox_peer.network.upload_control import (
+    LEAST_BYTES_PER_S,
+    LEAST_SHARE,
+    LONG_S,
+    SHARE,
+    START_BYTES_PER_S,
+    UploadControl,
+)
 from dilocox_peer.network.upload_shares import BURST_S
 from dilocox_peer.network.upload_watch import IDLE_LOOK_S
 
@@ -76,6 +83,45 @@ def test_a_line_is_used_for_the_most_part_and_others_on_it_wait_little(mbit: flo
     assert longest < 0.05
     assert line.share(20.0, 90.0) > 0.8
     assert 0.8 < line.control.line / line.bytes_per_s < 1.05
+
+
+def beside(line: HomeLine, other: UploadControl, until: float) -> tuple[float, float]:
+    """Two peers behind one line that always have something to send; the bytes a second of each in the last third."""
+    rng = random.Random(line.seed)
+    controls, look_at, now = (line.control, other), [LOOK_S, 1.5 * LOOK_S], 0.0
+    queued, let_go, arrived, total, round_trip = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0], 0.0
+    while now < until:
+        now += STEP_S
+        sent = [control.rate * STEP_S for control in controls]
+        fits = min(1.0, (line.bytes_per_s * (line.buffer_s + STEP_S) - sum(queued)) / sum(sent))
+        out = min(1.0, line.bytes_per_s * STEP_S / (sum(queued) + fits * sum(sent)))
+        for index, control in enumerate(controls):
+            queued[index] += fits * sent[index]
+            let_go[index] += sent[index]
+            arrived[index] += out * queued[index]
+            total[index] += out * queued[index] if now > until * 2 / 3 else 0.0
+            queued[index] *= 1 - out
+            round_trip += 0.15 * (sum(queued) / line.bytes_per_s - round_trip)
+            if now >= look_at[index]:
+                look_at[index] = now + LOOK_S * (1 + 0.3 * rng.random())
+                late = 0.04 if rng.random() < 0.03 else 0.003 * rng.random()
+                control.take(int(let_go[index]), int(arrived[index]), round_trip + late, now)
+                let_go[index] = arrived[index] = 0.0
+    return total[0] / (until / 3), total[1] / (until / 3)
+
+
+@pytest.mark.parametrize("mbit", [2.4, 20.0, 100.0])
+def test_two_behind_one_line_come_to_even_parts(mbit: float) -> None:
+    """Within minutes, where one was there alone and the other begins with the least: rates that grow by equal shares would stay apart."""
+    parts = []
+    for seed in (1, 2, 3):
+        line, late = HomeLine(mbit * MBIT, seed=seed), UploadControl()
+        line.run(60.0)
+        late.rate = LEAST_BYTES_PER_S
+        first, second = beside(line, late, 240.0)
+        assert first + second > 0.8 * line.bytes_per_s
+        parts.append(second / first)
+    assert mean(parts) > 0.6, parts
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
