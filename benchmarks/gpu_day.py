@@ -1,6 +1,6 @@
 """Everything that needs an accelerator, in one run that checks itself: for the day when one is at hand.
 
-    python benchmarks/gpu_day.py [--device cuda] [--preset 125m] [--micro-batch 4] [--steps 20] [--json FILE]
+    python benchmarks/gpu_day.py [--device cuda] [--preset 125m] [--micro-batch 4] [--steps 20] [--only memory ...] [--json FILE]
 
 Needs torch, numpy, pydantic, msgspec, msgpack, cryptography and base58; transformers for the comparison of speed, which is skipped
 without. No network, no other process. Ends with 1 if a bar is missed. `--device cpu --preset tiny` tries the script itself.
@@ -34,7 +34,7 @@ from dilocox_peer.manifest import Manifest, ModelSection
 from dilocox_peer.model.architecture import build_model
 from dilocox_peer.model.canary import canary, what_differs
 from dilocox_peer.model.loss import train_on
-from dilocox_peer.model.memory import BASE_BYTES, StageSize
+from dilocox_peer.model.memory import CARD_BASE_BYTES, StageSize
 from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.outer import initial_state
@@ -45,6 +45,7 @@ from dilocox_peer.types import PeerId, sha256
 FLOAT32_APART, HALF_APART, TOLD_APART, LEAST_SPEED, CARDS_SPEED = 1e-3, 0.03, 0.10, 0.95, 1.7
 ACTIVATIONS_LESS, LOSS_BYTES = 5.0, 1e9
 BITS_APART = {8: 0.02, 4: 0.12}
+CHECKS = ("numbers", "few_bits", "anchors", "memory", "speeds", "cards")
 ROUNDS = 3
 DEADLINE_S = 600.0
 
@@ -227,7 +228,7 @@ class Day:
         for _ in range(4):
             loop.train_on()
         taken = torch.cuda.max_memory_allocated()
-        need = told.device_bytes() - BASE_BYTES
+        need = told.device_bytes() - CARD_BASE_BYTES
         yield judged(
             "memory told", abs(need / taken - 1) <= TOLD_APART,
             f"told {need / 1e9:.3f} GB beside what does not grow, taken {taken / 1e9:.3f} ({need / taken - 1:+.1%}), "
@@ -333,23 +334,24 @@ def main() -> int:
     parser.add_argument("--preset", default="125m")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=CHECKS)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     day = Day(arguments)
-    name = torch.cuda.get_device_name(arguments.device) if arguments.device.startswith("cuda") else arguments.device
+    card = torch.cuda.get_device_name(arguments.device) if arguments.device.startswith("cuda") else arguments.device
     print(
-        f"# {name}, torch {torch.__version__}, Python {platform.python_version()}\n# command: python {' '.join(sys.argv)}"
+        f"# {card}, torch {torch.__version__}, Python {platform.python_version()}\n# command: python {' '.join(sys.argv)}"
     )
     found: list[Verdict] = []
-    for check in (day.numbers, day.few_bits, day.anchors, day.memory, day.speeds, day.cards):
+    for name in arguments.only:
         try:
-            for verdict in check():
+            for verdict in getattr(day, name)():
                 found.append(verdict)
                 print(f"{verdict.verdict:8}{verdict.check}: {verdict.found}", flush=True)
         except Exception as error:  # the other checks are worth their time all the same
-            found.append(Verdict(check.__name__, "missed", f"{type(error).__name__}: {error}"))
-            print(f"{'missed':8}{check.__name__}: {type(error).__name__}: {error}", flush=True)
+            found.append(Verdict(name, "missed", f"{type(error).__name__}: {error}"))
+            print(f"{'missed':8}{name}: {type(error).__name__}: {error}", flush=True)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(each) for each in found], indent=1))
     missed = sum(each.verdict == "missed" for each in found)

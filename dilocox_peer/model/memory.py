@@ -34,6 +34,9 @@ BASE_BYTES: Final = 550_000_000
 """What does not grow with the stage: interpreter, torch, hivemind, the text, p2pd. Peers of headline.py held 460 to 472 MB at most beside what
 is reckoned here by their parameters, 40 to 50 of them since their first minute, and p2pd 77 to 89; pages of libraries counted whole,
 as a peer has them that is alone on its machine."""
+CARD_BASE_BYTES: Final = 950_000_000
+"""On a card what does not grow: the driver's context and kernels, 787 MB on an H100 with torch 2.11, and 152 that the allocator kept beyond what was
+in use at most."""
 LINKD_BYTES: Final = 110_000_000
 """The process that a run of several stages has beside, with py-libp2p imported: 97 at its start, 110 with bodies of 266 kB on their way."""
 LIBRARY_BYTES: Final = 160_000_000
@@ -154,7 +157,7 @@ class StageSize:
     def device_bytes(self, *, checkpointing: bool = False) -> int:
         """At most, in the memory of an accelerator that trains."""
         activations = self.activation_bytes(checkpointing=checkpointing)
-        return BASE_BYTES + self.parameters * self.trained_bytes + self.frozen_bytes + activations
+        return CARD_BASE_BYTES + self.parameters * self.trained_bytes + self.frozen_bytes + activations
 
 
 def _slice_elements(manifest: Manifest, parameters: int) -> int:

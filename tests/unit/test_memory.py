@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dilocox_peer.config import preset
-from dilocox_peer.model.memory import BASE_BYTES, READ_ELEMENTS, Room, StageSize
+from dilocox_peer.model.memory import BASE_BYTES, CARD_BASE_BYTES, READ_ELEMENTS, Room, StageSize
 from dilocox_peer.model.partition import cut_into
 
 GB = 10**9
@@ -115,7 +115,7 @@ def test_a_tiny_peer_is_reckoned_with_no_less_than_it_was_measured_to_take():
 def test_an_accelerator_takes_over_what_training_needs(is_alone):
     stage = size_of(is_alone=is_alone)
     assert stage.host_bytes(on_cpu=False) == BASE_BYTES + (9 + 8 + 8) * 1_000_000
-    assert stage.host_bytes(on_cpu=False) + stage.device_bytes() == BASE_BYTES + stage.host_bytes()
+    assert stage.host_bytes(on_cpu=False) + stage.device_bytes() == CARD_BASE_BYTES + stage.host_bytes()
 
 
 def test_only_stages_with_enough_room_fit():
