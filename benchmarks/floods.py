@@ -20,7 +20,8 @@ swarm, of its p2pds and of the flooders with theirs, who was turned away. Ends
 with 1 unless training kept 0.8 of before, was at 0.8 again within 10 s of the flood's end, nobody honest was turned away or hung up
 on for good, and memory kept to SECURITY.md's bounds. The flooders share one core at the lowest priority, as they would have
 machines of their own; what they take of this one even so is counted against the swarm. All of 127.0.0.1 is one computer, where no
-budget of ranges holds: fifty names are told apart, and have what strangers have in common.
+budget of ranges holds: fifty names are told apart, and have what strangers have in common. Where there are four cores or more the
+swarm has the others.
 """
 
 import argparse
@@ -58,6 +59,7 @@ AFTER_S = 20.0
 RECOVERED_WITHIN_S = 10.0
 LEAST_SHARE = 0.8
 WINDOW_S = 5.0
+ENOUGH_CORES = 4
 SEND_S = 10.0
 HOLD_S = 8.0
 MOST_GROWTH = {"itself": 96 << 20, "linkd": 96 << 20, "p2pd": DAEMON_BYTES}
@@ -301,12 +303,26 @@ async def link_flooders(targets: list[Target], run_id: str, count: int, tally: T
 
 def give_way(swarm: set[int]) -> None:
     """Ourselves and our p2pds, which have processors of their own elsewhere: one core here, at the lowest priority."""
-    core = sorted(os.sched_getaffinity(0))[-1:]
+    *others, last = sorted(os.sched_getaffinity(0))
+    core = [last]
+    if len(others) + 1 >= ENOUGH_CORES:
+        _keep_to(others, swarm)
     ours = [each for each in psutil.Process().children() if each.pid not in swarm]
     for each in (psutil.Process(), *ours):
         with suppress(psutil.Error):
             each.nice(19)
             each.cpu_affinity(core)
+
+
+def _keep_to(cores: list[int], pids: set[int]) -> None:
+    """Those processes, with their own and all of their threads."""
+    for pid in pids:
+        with suppress(psutil.Error):
+            parent = psutil.Process(pid)
+            for process in (parent, *parent.children(recursive=True)):
+                for thread in process.threads():
+                    with suppress(OSError):  # it has ended
+                        os.sched_setaffinity(thread.id, cores)
 
 
 def cpu_s(swarm: set[int]) -> dict[str, float]:

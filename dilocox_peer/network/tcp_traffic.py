@@ -9,13 +9,15 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST_DUMP, NLMSG_ERROR, NLMSG_DONE = 20, 0x301, 2, 3
 NETLINK_SOCK_DIAG, INET_DIAG_INFO = 4, 2
-ALL_STATES = 0xFFFFFFFF
+TIME_WAIT, LISTEN = 6, 10
+# Those that count bytes: of a machine that is asked much, most others wait out their time.
+STATES = 0xFFFFFFFF & ~(1 << TIME_WAIT | 1 << LISTEN)
 HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port id
 REQUEST = struct.Struct(
     "=BBBxI48x"
@@ -68,24 +70,29 @@ class Traffic:
         self._last = dict(found)
 
 
-def connections_in(answer: bytes) -> Iterator[Connection]:
-    """Of one datagram of the kernel's answer; what has no byte counts is left out."""
+def connections_in(answer: bytes, inodes: Collection[int] | None = None) -> Iterator[Connection]:
+    """Of one datagram of the kernel's answer; what has no byte counts is left out. inodes: those that are wanted; None: all."""
     at = 0
     while at + HEADER.size <= len(answer):
         length, kind, *_ = HEADER.unpack_from(answer, at)
         if length < HEADER.size:
             return
         if kind == SOCK_DIAG_BY_FAMILY:
-            found = _connection(answer[at + HEADER.size : at + length])
+            message = answer[at + HEADER.size : at + length]
+            found = _connection(message) if inodes is None or _inode(message) in inodes else None
             if found is not None:
                 yield found
         at += (length + 3) & ~3
 
 
+def _inode(message: bytes) -> int:
+    return struct.unpack_from("=I", message, INODE_AT)[0] if len(message) >= MESSAGE_BYTES else 0
+
+
 def _connection(message: bytes) -> Connection | None:
     if len(message) < MESSAGE_BYTES:
         return None
-    (cookie,), (inode,) = struct.unpack_from("=Q", message, COOKIE_AT), struct.unpack_from("=I", message, INODE_AT)
+    (cookie,), inode = struct.unpack_from("=Q", message, COOKIE_AT), _inode(message)
     at = MESSAGE_BYTES
     while at + 4 <= len(message):
         length, kind = struct.unpack_from("=HH", message, at)
@@ -143,7 +150,7 @@ def connections_of(pids: Iterable[int]) -> list[Connection]:
     if not inodes:
         return []
     try:
-        return [each for family in (socket.AF_INET, socket.AF_INET6) for each in _ask(family) if each.inode in inodes]
+        return [each for family in (socket.AF_INET, socket.AF_INET6) for each in _ask(family, inodes)]
     except (OSError, AttributeError):  # another system, or not allowed
         return []
 
@@ -160,13 +167,13 @@ def _inodes(pid: int) -> set[int]:
     return found
 
 
-def _ask(family: int) -> Iterator[Connection]:
-    request = REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), ALL_STATES)
+def _ask(family: int, inodes: Collection[int]) -> Iterator[Connection]:
+    request = REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), STATES)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(TIMEOUT_S)
         kernel.send(HEADER.pack(HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST_DUMP, 1, 0) + request)
         while True:
             answer = kernel.recv(BUFFER_BYTES)
-            yield from connections_in(answer)
+            yield from connections_in(answer, inodes)
             if is_last(answer):
                 return

@@ -43,7 +43,12 @@ FORGET_AFTER_S = 0.1
 MAX_FORGOTTEN = 64
 RANGE_PORTS, RANGE_PORTS_PER_S = 12.0, 0.1  # at once, and a second, of one range of addresses (/24, /48)
 ALL_PORTS, ALL_PORTS_PER_S = 120.0, 2.0  # of everybody's
-MAX_RANGES = 1024  # remembered: of one that is forgotten the budget is full again
+ASKED, ASKED_PER_S = (
+    4.0,
+    0.2,
+)  # questions at once, and a second, of one peer that are looked into: p2pd is asked for all its connections
+ALL_ASKED, ALL_ASKED_PER_S = 64.0, 10.0
+MAX_BUDGETS = 1024  # ranges, and peers: of one that is forgotten the budget is full again
 ADVICE: Final = (
     "others cannot dial this peer: it goes on as with --outgoing-only, on stage 0. Open a TCP port and pass --host-maddrs and "
     "--announce-maddrs to hold any stage"
@@ -85,22 +90,36 @@ def may_dial(
 
 
 class DialBudget:
-    """How many ports are tried for others. Pure: now is in seconds, of any clock that does not go back."""
+    """How many questions are looked into, and how many ports are tried for others. Pure: now is in seconds, of any clock that does not
+    go back."""
 
     def __init__(self, now: float) -> None:
+        self._all_asked = TokenBucket(ALL_ASKED_PER_S, ALL_ASKED, now)
+        self._peers: OrderedDict[str, TokenBucket] = OrderedDict()
         self._all = TokenBucket(ALL_PORTS_PER_S, ALL_PORTS, now)
         self._ranges: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def may_ask(self, peer: PeerId, now: float) -> bool:
+        """Whether a question of peer is looked into; it counts then."""
+        own = _remembered(self._peers, peer, ASKED_PER_S, ASKED, now)
+        return own.try_take(1.0, now) and self._all_asked.try_take(1.0, now)
 
     def may_dial(self, addresses: Sequence[Address], now: float) -> bool:
         """Whether all of these may be tried now; they count as tried then."""
         for place in sorted({found for each in addresses if (found := address_range(each.host))}):
-            bucket = self._ranges.setdefault(place, TokenBucket(RANGE_PORTS_PER_S, RANGE_PORTS, now))
-            self._ranges.move_to_end(place)
-            while len(self._ranges) > MAX_RANGES:
-                self._ranges.popitem(last=False)
+            bucket = _remembered(self._ranges, place, RANGE_PORTS_PER_S, RANGE_PORTS, now)
             if not bucket.try_take(sum(address_range(each.host) == place for each in addresses), now):
                 return False
         return self._all.try_take(len(addresses), now)
+
+
+def _remembered(table: OrderedDict[str, TokenBucket], key: str, per_s: float, burst: float, now: float) -> TokenBucket:
+    """The bucket of key; the least lately used are forgotten."""
+    bucket = table.setdefault(key, TokenBucket(per_s, burst, now))
+    table.move_to_end(key)
+    while len(table) > MAX_BUDGETS:
+        table.popitem(last=False)
+    return bucket
 
 
 def verdict(answers: Iterable[Answer]) -> bool | None:
@@ -190,6 +209,8 @@ async def serve(transport: Transport, *, right: Right | None = Right.READ) -> No
     budget = DialBudget(time.monotonic())
 
     async def answer(peer: PeerId, header: dict[str, Any]) -> Reply:
+        if not budget.may_ask(peer, time.monotonic()):
+            return Reply({"answer": Answer.UNKNOWN.value})
         seen = await transport.leads_to(peer)
         hosts = [text.split("/")[2] for text in seen]
         dialled, otherwise = may_dial(_addresses(header, "addresses"), hosts)

@@ -5,7 +5,12 @@ import pytest
 from dilocox_peer.invitation import Address, parse_multiaddr
 from dilocox_peer.peer.arrival import where_to_listen
 from dilocox_peer.peer.dialback import (
+    ALL_ASKED,
+    ALL_ASKED_PER_S,
     ALL_PORTS,
+    ASKED,
+    ASKED_PER_S,
+    MAX_BUDGETS,
     MAX_DIALLED,
     RANGE_PORTS,
     RANGE_PORTS_PER_S,
@@ -17,6 +22,7 @@ from dilocox_peer.peer.dialback import (
 )
 from dilocox_peer.peer.settings import ANY_PORT
 from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import PeerId
 
 PEER = SigningKey(b"x" * 32).peer_id
 
@@ -114,3 +120,13 @@ def test_peers_of_one_house_or_machine_are_bounded_together_alone():
     budget = DialBudget(0.0)
     assert sum(budget.may_dial([at("127.0.0.1", port)], 0.0) for port in range(4000, 5000)) == ALL_PORTS
     assert budget.may_dial([], 0.0), "who asks for nothing costs nothing"
+
+
+def test_a_peer_that_asks_again_and_again_is_looked_at_now_and_then_and_all_together_so_often():
+    budget, seconds = DialBudget(0.0), 600
+    of_one = sum(budget.may_ask(PeerId("one"), at / 10) for at in range(10 * seconds))
+    assert ASKED <= of_one <= ASKED + seconds * ASKED_PER_S
+    assert budget.may_ask(PeerId("another"), float(seconds))
+    names = [PeerId(f"p{number}") for number in range(2 * MAX_BUDGETS)]
+    of_all = sum(budget.may_ask(name, seconds + index / 10) for index, name in enumerate(names * 3))
+    assert of_all <= ALL_ASKED + 3 * len(names) / 10 * ALL_ASKED_PER_S + 1

@@ -12,7 +12,17 @@ from dilocox_peer.network.message_frames import MAX_BATCH, MAX_MESSAGE_BYTES
 from dilocox_peer.network.serving import TransportLimits
 from dilocox_peer.network.tunnels import MAX_DOORS
 from dilocox_peer.network.tunnels import MAX_STREAMS_PER_PEER as OF_A_DOOR
-from dilocox_peer.peer.dialback import ALL_PORTS, ALL_PORTS_PER_S, MAX_RANGES, RANGE_PORTS, RANGE_PORTS_PER_S
+from dilocox_peer.peer.dialback import (
+    ALL_ASKED,
+    ALL_ASKED_PER_S,
+    ALL_PORTS,
+    ALL_PORTS_PER_S,
+    ASKED,
+    ASKED_PER_S,
+    MAX_BUDGETS,
+    RANGE_PORTS,
+    RANGE_PORTS_PER_S,
+)
 from dilocox_peer.peer.links.conveyor import MAX_UNPROVED
 from dilocox_peer.peer.rounds.conduct import MAX_PROVEN, MAX_REMEMBERED
 from dilocox_peer.peer.rounds.driver import MAX_QUEUED_BYTES
@@ -79,7 +89,9 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"{entry.MAX_RECORDS} a key, {entry.MAX_BYTES_OF_KEY >> 10} KiB a key, {entry.MAX_STORED_BYTES >> 20} MiB in all; "
         f"{entry.MAX_NODES:,} nodes",
         f"{RANGE_PORTS:.0f} at once and {60 * RANGE_PORTS_PER_S:.0f} a minute of a range of addresses (/24, /48), {ALL_PORTS:.0f} at once "
-        f"and {ALL_PORTS_PER_S:.0f} a second in all; {MAX_RANGES:,} ranges",
+        f"and {ALL_PORTS_PER_S:.0f} a second in all; {MAX_BUDGETS:,} ranges",
+        f"{ASKED:.0f} at once and {60 * ASKED_PER_S:.0f} a minute of one peer, {ALL_ASKED:.0f} at once and {ALL_ASKED_PER_S:.0f} a second "
+        f"of all are looked into; {MAX_BUDGETS:,} peers",
         f"{MAX_DOORS}, 64 streams, {OF_A_DOOR} of one peer",
         f"{MAX_REMEMBERED}, and {MAX_PROVEN} proofs",
     ):
