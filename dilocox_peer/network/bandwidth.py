@@ -14,7 +14,8 @@ CHUNK_S, LEAST_CHUNK_S = 0.01, 0.002  # of the line, that a chunk takes: others 
 
 
 class Bandwidth:
-    """bytes_sent, bytes_received: messages, deflated, and bodies so far. uplink: how fast bodies leave."""
+    """bytes_sent, bytes_received: messages, deflated, and bodies so far. uplink: how fast bodies leave. is_owners: whether the upload is limited by the
+    volunteer."""
 
     def __init__(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
         """None: no limit, until there is another word about uploads by `set_upload`."""
@@ -25,6 +26,7 @@ class Bandwidth:
         now = time.monotonic()
         self._upload = UploadShares(now)
         self._upload.set_rate(upload_bytes_per_s, now)
+        self.is_owners = upload_bytes_per_s is not None
         rate = download_bytes_per_s
         self._download = TokenBucket(rate, burst=rate / 4, now=now) if rate is not None else None
         self._turns: dict[Upload, asyncio.Lock] = {"rounds": asyncio.Lock(), "states": asyncio.Lock()}
@@ -33,6 +35,10 @@ class Bandwidth:
     def upload_rate(self) -> float | None:
         """Bytes a second; None: no limit. Any thread."""
         return self._upload.rate
+
+    def spares(self, *, at_home: bool) -> bool:
+        """Whether what goes there is not limited, though what leaves the network at home is: only the owner's limit is one of both."""
+        return at_home and not self.is_owners and self._upload.rate is not None
 
     @property
     def bytes_let_go(self) -> int:
@@ -65,8 +71,12 @@ class Bandwidth:
         with self._lock:
             return self._download.reserve(num_bytes, time.monotonic())
 
-    async def pace_upload(self, num_bytes: int, kind: Upload) -> None:
-        """Waits until so many bytes of a body may go out, after those who asked before for the same kind, and counts them."""
+    async def pace_upload(self, num_bytes: int, kind: Upload, *, at_home: bool = False) -> None:
+        """Waits until so many bytes of a body may go out, after those who asked before for the same kind, and counts them. at_home: they do not
+        leave the network at home: only a limit that the owner has set is one for them."""
+        if self.spares(at_home=at_home):
+            self.bytes_sent += num_bytes
+            return
         self._upload.waits(kind)
         try:
             async with self._turns[kind]:

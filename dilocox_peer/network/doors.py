@@ -6,7 +6,7 @@ and whom the doorkeeper does not want is hung up on.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import psutil
@@ -33,6 +33,7 @@ class Doors:
     def __init__(self, daemon: Daemon, allowed: Mapping[Budgeted, Budgets]) -> None:
         self.keeper = Doorkeeper(time.monotonic(), allowed=allowed)
         self.num_hung_up = 0
+        self._hosts: dict[PeerId, list[str]] = {}
         self._lines = TokenBucket(LINES_PER_S, LINES, time.monotonic())
         self._daemon = daemon
         self._listener: Listener = lambda _event: None
@@ -94,6 +95,10 @@ class Doors:
 
     # ---- connections -------------------------------------------------------------------------------------------------
 
+    def hosts_of(self, peer: PeerId) -> Sequence[str]:
+        """Those that our connections with peer led to, at the last look; none: it had none, but for relayed ones."""
+        return self._hosts.get(peer, ())
+
     async def _watch(self) -> None:
         """Until it is cancelled, or p2pd is gone, which others tell."""
         while not self._daemon.is_down:
@@ -111,6 +116,7 @@ class Doors:
         hosts: dict[PeerId, list[str]] = {}
         for peer, texts in connections:
             hosts.setdefault(peer, []).extend(_host(text) for text in texts if "/p2p-circuit" not in text)
+        self._hosts = hosts
         out = list(self.keeper.seen(hosts.items(), time.monotonic(), daemon_bytes=self._daemon_bytes()))
         for at in range(0, len(out), HANG_UPS_AT_ONCE):
             await asyncio.gather(*map(self._hang_up, out[at : at + HANG_UPS_AT_ONCE]))

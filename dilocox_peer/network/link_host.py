@@ -42,14 +42,13 @@ from dilocox_peer.invitation import place_of
 from dilocox_peer.network.kernel_pace import NO_PACE, SO_MAX_PACING_RATE
 from dilocox_peer.network.link_gate import LinkGate
 from dilocox_peer.network.link_streams import READ_BYTES, LinkLost, Stream
-from dilocox_peer.network.tcp_traffic import LEAST_RTT_AT, UNKNOWN_RTT, leaves_home
+from dilocox_peer.network.tcp_traffic import HOME_RTT_S, LEAST_RTT_AT, UNKNOWN_RTT, leaves_home
 
 UNSENT_BYTES = 128 * 1024  # of a connection in the kernel; a ping waits behind these at most
 UNSENT_S, LEAST_UNSENT_BYTES = 0.02, 8 * 1024  # and no more than is sent in so long, where there is a pace
 # A body that comes in over a slow link wakes us for every few segments, 0.2 ms of CPU each time: more than all else. While
 # that is so we let them gather; small frames alone are never held up.
 GATHER_S, SEGMENT_BYTES, PLENTY_BYTES = 0.001, 1024, 64 * 1024
-HOME_RTT_S = 0.005  # beyond it nobody is taken for one of the network at home
 MDNS_SERVICE = "_p2p._udp.local."
 
 

@@ -25,6 +25,7 @@ from dilocox_peer.network.bulk import (
 )
 from dilocox_peer.network.doorkeeper import Budgeted, Budgets
 from dilocox_peer.network.flow import Flows
+from dilocox_peer.network.upload_shares import Upload
 from dilocox_peer.types import PeerId
 
 FetchHandler = Callable[[PeerId, dict[str, Any]], Awaitable[Reply]]
@@ -103,14 +104,16 @@ class Serving:
         refusal: Callable[[PeerId, Right | None], str | None],
         on_acknowledged: Callable[[PeerId], None],
         on_malformed: Callable[[PeerId], None],
+        is_at_home: Callable[[PeerId], bool],
     ) -> None:
         """refusal: why a peer has no answer that takes this right, or None. on_acknowledged: a peer has received more. on_malformed: what it
-        sent in place of a request cannot be read."""
+        sent in place of a request cannot be read. is_at_home: what goes to a peer stays in the network at home."""
         self._limits = limits
         self._bandwidth = bandwidth
         self._refusal = refusal
         self._on_acknowledged = on_acknowledged
         self._on_malformed = on_malformed
+        self._is_at_home = is_at_home
         self._flows = Flows()
         self._under_way: dict[asyncio.Task[Any], _UnderWay] = {}
         self._unheard: dict[asyncio.Task[Any], PeerId] = {}
@@ -254,12 +257,12 @@ class Serving:
 
     async def _answer(self, asked: _UnderWay, served: _ServedStream, header: dict[str, Any]) -> bool:
         """Whether all of a reply was sent and has come, and the next request may follow."""
-        peer, kind, writer = served.peer, served.kind, served.writer
+        peer, asked_kind, writer = served.peer, served.kind, served.writer
         try:
             async with asyncio.timeout(self._limits.handler_timeout_s):
                 reply = await served.handler(peer, header)
         except TimeoutError:
-            await send_refusal(writer, f"{kind} was not ready within {self._limits.handler_timeout_s:g} s")
+            await send_refusal(writer, f"{asked_kind} was not ready within {self._limits.handler_timeout_s:g} s")
             return False
         except ProtocolError as error:
             await send_refusal(writer, error.reason)
@@ -268,21 +271,25 @@ class Serving:
             await send_refusal(writer, str(error))
             return False
         except Exception:  # task boundary: a fault in a handler must not end the transport
-            _logger.exception("fetch of %s by %s could not be served", kind, peer)
+            _logger.exception("fetch of %s by %s could not be served", asked_kind, peer)
             await send_refusal(writer, "internal error")
             return False
         asked.began = time.monotonic()
-        self._bandwidth.uplink.begin(asked.began)
+        is_spared = self._bandwidth.spares(at_home=self._is_at_home(peer))  # then it says nothing of our line
+        if not is_spared:
+            self._bandwidth.uplink.begin(asked.began)
         flow = self._flows.to(peer, is_urgent=reply.is_urgent)
 
         def on_received(num_bytes: int) -> None:
             asked.num_bytes += num_bytes
-            self._bandwidth.uplink.sent(num_bytes)
+            if not is_spared:
+                self._bandwidth.uplink.sent(num_bytes)
             self._on_acknowledged(peer)
 
         async def pace(num_bytes: int) -> None:
             since = time.monotonic()
-            await self._bandwidth.pace_upload(num_bytes, "rounds" if reply.is_urgent else "states")
+            kind: Upload = "rounds" if reply.is_urgent else "states"
+            await self._bandwidth.pace_upload(num_bytes, kind, at_home=is_spared)
             asked.began += time.monotonic() - since  # it was us who took the time, not who reads
 
         try:
@@ -299,4 +306,5 @@ class Serving:
                 )
             return stays_open and receipts.are_complete
         finally:
-            self._bandwidth.uplink.end(time.monotonic())
+            if not is_spared:
+                self._bandwidth.uplink.end(time.monotonic())

@@ -30,6 +30,7 @@ RTT_AT, BYTES_AT, LEAST_RTT_AT = (
 )  # of tcp_info, since Linux 4.6: microseconds; bytes acknowledged, then received
 BUFFER_BYTES = 256 * 1024
 TIMEOUT_S = 1.0
+HOME_RTT_S = 0.005  # beyond it nobody is taken for one of the network at home
 UNKNOWN_RTT = 0xFFFFFFFF
 _INODE = re.compile(r"socket:\[(\d+)\]")
 
@@ -46,6 +47,14 @@ class Connection:
     rtt_s: float = 0.0
     least_rtt_s: float = 0.0
     ends: tuple[bytes, bytes] = (b"", b"")  # their addresses, 4 or 16 bytes each
+
+    @property
+    def host(self) -> str:
+        """The other end's."""
+        if not self.ends[1]:
+            return ""
+        remote = ipaddress.ip_address(self.ends[1])
+        return str(getattr(remote, "ipv4_mapped", None) or remote)
 
     @property
     def leaves(self) -> bool:

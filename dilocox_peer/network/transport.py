@@ -88,7 +88,9 @@ class Transport:
         self._bytes_handler: BytesHandler = lambda _peer: None
         self.doors = Doors(daemon, limits.allowed)
         self.doors.keeper.befriend(lambda peer: peer in self.named)
-        self._serving = Serving(limits, self.bandwidth, self._refusal, self._on_bytes, self.doors.malformed)
+        self._serving = Serving(
+            limits, self.bandwidth, self._refusal, self._on_bytes, self.doors.malformed, self.is_at_home
+        )
         self.line = UploadWatch(self.bandwidth, lambda: None if daemon.is_down else daemon.pid)
         self._watching: asyncio.Task[None] | None = None
         self._messages = Messages(
@@ -296,6 +298,11 @@ class Transport:
     async def seen_at(self, peer: PeerId, timeout_s: float = 5.0) -> list[str]:
         """The hosts of `leads_to`."""
         return [text.split("/")[2] for text in await self.leads_to(peer, timeout_s)]
+
+    def is_at_home(self, peer: PeerId) -> bool:
+        """Whether all our connections with peer stay in the network at home, as they were seen in the last seconds."""
+        hosts = self.doors.hosts_of(peer)
+        return bool(hosts) and self.line.home_hosts.issuperset(hosts)
 
     def is_busy(self, peer: PeerId) -> bool:
         """Whether something is fetched of peer, or by it."""

@@ -36,6 +36,15 @@ HOLD_S = 0.4  # after a lowering, before the next: what waits has to drain
 IN_USE = 0.8  # of the rate: less, and it is not the rate that limits us
 BEGUN_S = 1.0  # since we began to send: what all of a round let go at once waits in their lines; by then what arrives is measured too (WINDOW_S)
 MAX_LOOK_S = 1.0  # what was seen longer ago says nothing of now
+ACKED_LATE_S = 0.03  # most systems acknowledge a packet that comes alone up to 40 ms late (RFC 1122, 4.2.3.2), which looks like a wait
+ALONE_BYTES_PER_S = 2 * 1448 / 0.04  # below it packets come alone
+
+
+def waiting_of(rtt_s: float, least_rtt_s: float, bytes_per_s: float) -> float:
+    """How long a packet waits in our line, by the round trips of a connection that carries so much. Of one that carries little what may be a late
+    acknowledgement is left out: who once was slow would take it for a full line, and stay slow."""
+    late_s = ACKED_LATE_S if bytes_per_s < ALONE_BYTES_PER_S else 0.0
+    return max(0.0, rtt_s - least_rtt_s - late_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from dilocox_peer.network import tcp_traffic
 from dilocox_peer.network.bandwidth import Bandwidth
 from dilocox_peer.network.kernel_pace import KernelPace
-from dilocox_peer.network.tcp_traffic import Connection
-from dilocox_peer.network.upload_control import UploadControl
+from dilocox_peer.network.tcp_traffic import HOME_RTT_S, Connection
+from dilocox_peer.network.upload_control import UploadControl, waiting_of
 
 LOOK_S = 0.2  # while something is sent
 IDLE_LOOK_S = 2.0
@@ -32,17 +32,20 @@ class LineUse:
 
 
 class UploadWatch:
-    """`run` it. Of a limit that the owner set (is_owners) it says what it is and changes nothing."""
+    """`run` it. Of a limit that the owner set (is_owners) it says what it is and changes nothing. home_hosts: those we are connected with that are in the
+    network at home, by their addresses and by the kernel's round trips, as a private address may be a tunnel's."""
 
     def __init__(self, bandwidth: Bandwidth, pid: Callable[[], int | None]) -> None:
         """pid: of the process that has our connections."""
         self._bandwidth = bandwidth
         self._pids = (pid, pid)
         self._kernel = KernelPace()
-        self.is_owners = bandwidth.upload_rate is not None
+        self.is_owners = bandwidth.is_owners
         self._control = UploadControl()
         self._seen: dict[int, int] | None = None  # bytes acknowledged, by connection; None before the first look
         self._let_go = 0  # bytes, at the last look
+        self._taken_s = 0.0  # when that was
+        self.home_hosts: frozenset[str] = frozenset()
 
     def include(self, pid: Callable[[], int | None]) -> None:
         """The other process that sends over the same line for us; asked from another thread."""
@@ -79,13 +82,18 @@ class UploadWatch:
 
     def take(self, found: Iterable[Connection], now_s: float) -> None:
         """found: our connections as they are now."""
+        found = list(found)
+        self.home_hosts = frozenset(
+            each.host for each in found if not each.leaves and 0 < each.least_rtt_s < HOME_RTT_S
+        )
         found = [each for each in found if each.leaves]
         if self._seen is None:
             self._seen = {each.cookie: each.sent for each in found}
         sent = {each.cookie: each.sent - self._seen.get(each.cookie, 0) for each in found}
         self._seen = {each.cookie: each.sent for each in found}
+        seconds, self._taken_s = now_s - self._taken_s, now_s
         waits = [
-            each.rtt_s - each.least_rtt_s
+            waiting_of(each.rtt_s, each.least_rtt_s, sent[each.cookie] / max(seconds, LOOK_S))
             for each in found
             if sent[each.cookie] >= TELLING_BYTES and each.least_rtt_s > 0
         ]

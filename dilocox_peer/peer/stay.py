@@ -331,6 +331,7 @@ class Stay:
             directory=directory,
             certificates=lambda: averaging.machine.chain,
             listener=self._listener,
+            site=self._settings.choices.site,
         )
         machine, post = averaging.machine, averaging.driver.post
         takeover = None

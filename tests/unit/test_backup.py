@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS
 from dilocox_peer.peer.rounds.past import Certificates
@@ -14,6 +15,7 @@ from dilocox_peer.peer.state.backup import (
     Annals,
     followers,
     is_due,
+    near_first,
     page_after,
     reached_with,
     rest_s,
@@ -21,7 +23,7 @@ from dilocox_peer.peer.state.backup import (
 )
 from dilocox_peer.peer.state.backup_store import BackupStore
 from dilocox_peer.peer.state.keeper import Keeper
-from dilocox_peer.signing import verify
+from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
@@ -221,6 +223,29 @@ def test_copies_are_rare_enough_for_their_donor() -> None:
     assert rest_s(2.0, {1: 1}, 0, 1, 1) == 20.0, "we alone copy from it: a tenth of the time"
     assert rest_s(2.0, {1: 4, 2: 2, 3: 2}, 0, 1, 1) == 20.0, "more donors than guardians"
     assert rest_s(2.0, {1: 1, 2: 7, 3: 4}, 0, 1, 1) == 80.0, "four of the twelve others copy from the one"
+
+
+PEER = SigningKey(b"relay".ljust(32)).peer_id
+
+
+def test_a_copy_is_taken_of_who_is_behind_the_same_line() -> None:
+    def lease(name: str, host: str, site: str = "") -> Lease:
+        key = SigningKey(name.encode().ljust(32)).peer_id
+        direct = (f"/ip4/{where}/tcp/4000/p2p/{key}" for where in (host, "127.0.0.1"))
+        texts = (*direct, f"/ip4/31.9.9.9/tcp/1/p2p/{PEER}/p2p-circuit/p2p/{key}")
+        return Lease(key, 1, 1, texts, 1, 0.0, 0, "direct", 1, site=site)
+
+    far, beside, named, other = (
+        lease("a", "31.0.0.7"), lease("b", "31.0.0.9"), lease("c", "31.0.0.8", "attic"), lease("d", "31.0.0.6", "cellar"),
+    )  # fmt: skip
+    donors = [far, beside, named, other]
+
+    def own(*hosts: str) -> list[str]:
+        return [f"/ip4/{host}/tcp/4001/p2p/{PEER}" for host in (*hosts, "127.0.0.1")]
+
+    assert near_first(donors, own("31.0.0.9", "192.168.1.4"), "attic") == [beside, named, far, other]
+    assert near_first(donors, own("192.168.1.4"), "") == donors
+    assert near_first(donors, own("31.9.9.9"), "") == donors, "a relay's address is not theirs"
 
 
 def test_the_stage_with_the_fewest_peers_is_kept_and_kept_on() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -82,6 +83,15 @@ def test_the_least_wait_of_those_that_send_counts() -> None:
     assert watch.use.waiting_s == pytest.approx(0.004)
 
 
+def test_a_late_acknowledgement_of_a_packet_that_came_alone_is_no_wait() -> None:
+    """At 21 kB/s a third of all packets come alone; a peer that had come down to so little stayed there, on a line that was hardly used."""
+    for num_bytes, waiting_s, told_s in ((4_200, 0.035, 0.005), (4_200, 0.1, 0.07), (40_000, 0.035, 0.035)):
+        _, watch = watched()
+        for look in range(1, 5):
+            watch.take([connection("31.0.0.9", num_bytes * look, waiting_s)], 0.2 * look)
+        assert watch.use.waiting_s == pytest.approx(told_s)
+
+
 def test_what_was_sent_before_the_first_look_is_not_of_it() -> None:
     _, watch = watched()
     watch.take([connection("31.0.0.9", 10**9, 0.3)], 0.0)
@@ -106,6 +116,33 @@ def test_chunks_are_a_moment_of_the_line() -> None:
         bandwidth.set_upload(rate)
         sizes.append(bandwidth.chunk_bytes())
     assert sizes == [LEAST_CHUNK_BYTES, 10_000, 12_500, MOST_PACED_BYTES, 25_000, CHUNK_BYTES]
+
+
+def test_hosts_at_home_are_told_by_their_addresses_and_how_near_they_are() -> None:
+    _, watch = watched()
+    near = [
+        connection(host, here=here)
+        for host, here in (("192.168.1.7", "192.168.1.2"), ("::ffff:10.0.0.3", "::ffff:10.0.0.2"))
+    ]
+    watch.take([replace(each, least_rtt_s=0.001) for each in (*near, connection("31.0.0.9"))], 0.0)
+    assert watch.home_hosts == {"192.168.1.7", "10.0.0.3"}
+    tunnel, unknown = connection("10.9.0.1", here="10.9.0.2"), replace(near[0], least_rtt_s=0.0)
+    watch.take([tunnel, unknown], 0.2)
+    assert not watch.home_hosts
+
+
+def test_bodies_that_stay_at_home_wait_for_the_owners_limit_alone() -> None:
+    async def seconds(bandwidth: Bandwidth, *, at_home: bool) -> float:
+        began = asyncio.get_running_loop().time()
+        for _ in range(4):
+            await bandwidth.pace_upload(10_000, "rounds", at_home=at_home)
+        return asyncio.get_running_loop().time() - began
+
+    measured, owners = Bandwidth(None, None), Bandwidth(50_000.0, None)
+    measured.set_upload(50_000.0)
+    assert asyncio.run(seconds(measured, at_home=True)) < asyncio.run(seconds(owners, at_home=True))
+    assert (measured.bytes_let_go, measured.bytes_sent) == (0, 40_000)
+    assert owners.bytes_let_go > 0
 
 
 def test_bodies_of_a_kind_go_in_the_order_in_which_they_asked() -> None:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ProtocolError
+from dilocox_peer.invitation import all_loopback, parse_multiaddr
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, suffix_of
@@ -294,6 +296,23 @@ def rest_s(copied_s: float, replicas: Mapping[int, int], own: int, stage: int, c
     others = 1 + sum(number for other, number in replicas.items() if other not in (own, stage))
     guardians = max(1.0, others * count / max(1, len(replicas)))
     return copied_s / COPY_SHARE * max(1.0, guardians / max(1, replicas[stage]))
+
+
+def hosts_of(addresses: Iterable[str]) -> set[str]:
+    """Where these multiaddresses are; not of relays, nor of every computer's way to itself."""
+    own = (parse_multiaddr(text, "lease") for text in addresses if not all_loopback([text]))
+    return {each.host for each in own if not each.is_relayed}
+
+
+def near_first(donors: Sequence[Lease], addresses: Iterable[str], site: str) -> list[Lease]:
+    """Those first whose bytes do not cross our line, as far as leases tell: of our site, or announced at a host where we are announced, by which
+    one router or one computer is known. Else as they come. addresses, site: ours."""
+
+    def is_far(lease: Lease) -> bool:
+        return not (site and lease.site == site) and own.isdisjoint(hosts_of(lease.addresses))
+
+    own = hosts_of(addresses)
+    return sorted(donors, key=is_far)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,16 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.patience import Patience
-from dilocox_peer.peer.state.backup import Annals, copy_folder, followers, is_due, reached_with, rest_s, stages_to_keep
+from dilocox_peer.peer.state.backup import (
+    Annals,
+    copy_folder,
+    followers,
+    is_due,
+    near_first,
+    reached_with,
+    rest_s,
+    stages_to_keep,
+)
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
 from dilocox_peer.peer.state.backup_store import BackupStore, backup_store
 from dilocox_peer.peer.state.keeping import Allowance, LookPace
@@ -56,8 +65,9 @@ class Guardian:
         directory: Directory,
         certificates: Callable[[], Sequence[Certificate]],
         listener: Listener,
+        site: str = "",
     ) -> None:
-        """count: stages to keep copies of. certificates: of our own stage's chain."""
+        """site: where our volunteer says that we are. count: stages to keep copies of. certificates: of our own stage's chain."""
         self._me = endpoint.me
         self._transport = endpoint.transport
         self._rng = random.Random(f"{endpoint.me} {endpoint.incarnation} copies")
@@ -67,6 +77,7 @@ class Guardian:
         self._run_folder = run_folder
         self._directory = directory
         self._listener = listener
+        self._site = site
         self._patience = {stage: Patience(PATIENCE_S) for stage in range(manifest.stages.count)}
         self._kept: dict[int, Kept] = {}
         self._heads: dict[int, Digest] = {}  # of the states that are kept
@@ -223,6 +234,7 @@ class Guardian:
         for stage in stages_to_keep(self._stage, replicas, self._kept, self._count, self._me):
             donors = leases[stage]
             self._rng.shuffle(donors)
+            donors = near_first(donors, self._transport.addresses, self._site)
             started = time.monotonic()
             if await self._copy(stage, donors[:DONORS_TRIED]):
                 seconds = time.monotonic() - started
