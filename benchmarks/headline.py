@@ -10,7 +10,8 @@ named by 1 + rho: how much longer a step takes with an all-reduce of float32 tha
 many peers. Lines are slow from the start for peers; the others warm up before, and only measured steps cross slow lines.
 
     limit       the peer's own training loop without a network: what the shares are of
-    averaged    contributions that certificates count, of those that could have been in them (hivemind: by the groups that formed)
+    averaged    contributions that certificates count, of those that could have been in them (hivemind: by the groups that formed), of the
+                stage where it is least
     effective H inner steps that peers made over contributions that count, beside the H that was planned
     plan told   what `dilocox-peer plan` reckons for as many such peers and lines, with the limit's tokens a second, beside what was
                 measured, and a ! where it is more than 15 % off: tokens a second; an exchange; the memory of the peer that took most,
@@ -267,6 +268,13 @@ async def run_peers(
             most = max(memory, key=lambda name: held(memory[name]))
             numbers = {each["round"] for each in seen[1:]}
             delays: dict[int, list[float]] = {stage: [] for stage in range(stages)}
+            of_stage = {
+                place.stage or 0: [
+                    len(each["contributors"]) for each in certified(place.name) if each["round"] in numbers
+                ]
+                for place in places
+            }
+            averaged = min(sum(each) / (settings.peers * max(len(each), 1)) for each in of_stage.values())
             for place in places:
                 delays[place.stage or 0] += [
                     each["delay_s"]
@@ -277,7 +285,7 @@ async def run_peers(
             missed = [record["missed"] for _, record in swarm.told[first].of("ContributionsMissed")]
             said = f"{', '.join(codecs)}; rounds of {' '.join(map(str, counted))}"
             if stages > 1:
-                said += f"; stage 1: rounds of {' '.join(str(len(each['contributors'])) for each in certified(places[1].name))}"
+                said += f"; stage 1: rounds of {' '.join(map(str, of_stage[1]))}"
                 said += f"; exchanges by stage {' '.join(f'{median(each or [0.0]):.1f}' for each in delays.values())} s"
                 if case == "sites":
                     said += f"; {crossed(swarm, places):.4f} of the micro-batches crossed"
@@ -288,7 +296,7 @@ async def run_peers(
             )
             return Measured(
                 case, "peers", settings.peers, mbit, TOKENS * batches / (to - from_), sent_bytes / max(tokens, 1),
-                sum(counted) / (settings.peers * len(counted)), planned,
+                averaged, planned,
                 batches / settings.accumulate / max(sum(counted), 1), said, exchange_s=max(median(each or [0.0]) for each in delays.values()),
                 memory_bytes=held(memory[most]), micro_batch_s=len(origins) * (to - from_) / max(batches, 1),
                 way_s=median(ways) if ways else None,
