@@ -91,7 +91,7 @@ class Day:
             micro_batch_limit=None, timetable=Timetable(manifest), precision=precision,
             compiled=compiled,
         )  # fmt: skip
-        loop.begin(initial_state(manifest).anchor_N(), 0)
+        loop.begin(initial_state(manifest))
         return loop
 
     def losses(self, device: str, precision: str = "float32", *, compiled: bool = False) -> list[float]:

@@ -189,7 +189,7 @@ def run_loop(settings: Settings) -> None:
         manifest, peer=PeerId("12D3KooWbenchmark"), incarnation=1, corpus=load_corpus("stdlib", [], validation=0.05),
         devices=("cpu",), clock=time.monotonic, micro_batch_limit=None, timetable=Timetable(manifest),
     )  # fmt: skip
-    loop.begin(initial_state(manifest).anchor_N(), 0)
+    loop.begin(initial_state(manifest))
     for _ in range(3):
         loop.train_on()
     wait_for_start()

@@ -50,7 +50,7 @@ class Ours:
             manifest, peer=PEER, incarnation=1, corpus=self.corpus, devices=("cpu",), clock=time.monotonic,
             micro_batch_limit=None, timetable=Timetable(manifest),
         )  # fmt: skip
-        self.loop.begin(initial_state(manifest, folder=folder).anchor_N(), 0)
+        self.loop.begin(initial_state(manifest, folder=folder))
 
     def step(self) -> None:
         for _ in range(self.manifest.inner.accumulate):

@@ -1,6 +1,9 @@
 """Anchor states on disk: whole or refused."""
 
 import hashlib
+import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -190,3 +193,22 @@ def test_the_one_that_outlives_a_power_cut_is_spared(tmp_path):
     assert last is not None
     prune(last, spare=first)
     assert names(tmp_path) == [f"anchor-{number:08}.safetensors" for number in (1, 3, 4)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_an_anchor_is_read_from_its_file_without_holding_it(tmp_path):
+    """Else a peer that starts takes 8 bytes a parameter more for a moment: as it lies in the file, and as a vector."""
+
+    def of_files():
+        (kilobytes,) = re.findall(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return int(kilobytes) * 1024
+
+    layout = Layout.of([("a.weight", (9_000_001,))])
+    parts = [torch.arange(layout.num_elements, dtype=torch.float32).numpy().tobytes() for _ in range(2)]
+    state = AnchorState.of(layout, head=Digest(b"h" * 32), round_number=1, anchor=parts[0], momentum=parts[1])
+    read = read_checkpoint(write_checkpoint(tmp_path, RUN, state), RUN, layout)
+    read.let_go()
+    read_N, before = torch.zeros(layout.num_elements), of_files()
+    read.anchor_into(read_N)
+    assert of_files() - before < len(parts[0]) / 4
+    assert torch.equal(read_N, torch.arange(layout.num_elements, dtype=torch.float32))

@@ -73,7 +73,7 @@ class MiddlePeer:
             manifest, 1, self.bench, peer=PeerId("me"), incarnation=1, corpus=None, device="cpu", clock=time.monotonic,
             micro_batch_limit=None, timetable=Timetable(manifest),
         )  # fmt: skip
-        self.loop.begin(initial_state(manifest, 1).anchor_N(), 0)
+        self.loop.begin(initial_state(manifest, 1))
         hidden_BTD = torch.ones(body.batch, body.tokens, body.width)
         self.gradient = body.pack_hidden(hidden_BTD)
         self.activations = self.gradient + body.pack_targets(torch.zeros(body.batch, body.tokens, dtype=torch.int64))

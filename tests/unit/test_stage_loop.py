@@ -107,7 +107,7 @@ class Pipe:
             for stage in stages
         ]  # fmt: skip
         for stage, loop in enumerate(self.loops):
-            loop.begin(initial_state(manifest, stage).anchor_N(), 0)
+            loop.begin(initial_state(manifest, stage))
         for stage in stages[:-1]:
             self.benches[stage].tell(contract.Linked(PeerId(f"peer{stage + 1}"), stage + 1))
             self.benches[stage + 1].tell(contract.Linked(PeerId(f"peer{stage}"), stage))

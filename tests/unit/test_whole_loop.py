@@ -42,7 +42,7 @@ def loop_of(manifest: Manifest, *, devices: tuple[str, ...] = ("cpu",), limit: i
         manifest, peer=PeerId("p"), incarnation=1, corpus=Corpus([Document("text", TEXT)], name="text", validation=0.1),
         devices=devices, clock=lambda: float(next(ticks)), micro_batch_limit=limit, timetable=Timetable(manifest),
     )  # fmt: skip
-    loop.begin(initial_state(manifest).anchor_N(), 0)
+    loop.begin(initial_state(manifest))
     return loop
 
 

@@ -20,6 +20,7 @@ from dilocox_peer.model.whole import tensor_over
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline, outline_of
 from dilocox_peer.types import Digest, Layout
 
+_COPIED = 4 << 20  # elements at a time
 _LOOK_BYTES = 16 << 20  # looked at once for values that are not finite: the mask takes a quarter of that
 
 
@@ -94,6 +95,14 @@ class AnchorState:
     def anchor_N(self) -> Tensor:
         """The anchor as a new float32 vector."""
         return _vector(self.anchor)
+
+    def anchor_into(self, vector_N: Tensor) -> None:
+        """Writes the anchor over vector_N, float32, on any device. Of a file no more than a piece is in memory at a time."""
+        anchor_N, _ = self.shared()
+        for start in range(0, len(anchor_N), _COPIED):
+            stop = min(start + _COPIED, len(anchor_N))
+            vector_N[start:stop].copy_(anchor_N[start:stop])
+            let_go(self.anchor[4 * start : 4 * stop])
 
     def momentum_N(self) -> Tensor:
         """The outer momentum as a new float32 vector."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.inner import ramp, scheduled
 from dilocox_peer.peer.planning.timetable import Timetable
+from dilocox_peer.peer.training.anchor_state import AnchorState
 
 LOSS_WINDOW = 32
 """Micro-batches over which the shown training loss is averaged."""
@@ -96,8 +97,8 @@ class TrainingLoop(Protocol):
 
     progress: Progress
 
-    def begin(self, anchor_N: Tensor, certified: int) -> None:
-        """Before the thread starts: round `certified` + 1 will be trained on top of anchor_N."""
+    def begin(self, state: AnchorState) -> None:
+        """Before the thread starts: the round after the state's will be trained on top of it."""
 
     def train_on(self) -> bool:
         """One piece of work. False: there is nothing to do now."""

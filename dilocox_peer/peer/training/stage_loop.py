@@ -21,6 +21,7 @@ from dilocox_peer.model.architecture import build_model, layers_of
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.passes import Passes
 from dilocox_peer.peer.planning.timetable import Timetable
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
 from dilocox_peer.types import PeerId
@@ -114,9 +115,9 @@ class StageLoop:
 
     progress: Progress
 
-    def begin(self, anchor_N: Tensor, certified: int) -> None:
-        self.current.flat_N.copy_(anchor_N)
-        self._book.certified = certified
+    def begin(self, state: AnchorState) -> None:
+        state.anchor_into(self.current.flat_N)
+        self._book.certified = state.round
         self._publish()
 
     # ---- work --------------------------------------------------------------------------------------------------------

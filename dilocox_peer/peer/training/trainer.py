@@ -139,7 +139,7 @@ class Trainer:
         assert self._outer is None, "already started"
         outer = self._outer = OuterOptimizer(self._outer_settings, state, crew=self._crew, grow=grow)
         self._state = state
-        self.loop.begin(outer.state.anchor_N(), state.round)
+        self.loop.begin(outer.state)
         state.let_go()
         self._torch.start()
         self._executor.start()

@@ -12,6 +12,7 @@ from dilocox_peer.model.architecture import StageModel, build_model
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.team import Team
 from dilocox_peer.peer.planning.timetable import Timetable
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
 from dilocox_peer.types import PeerId
 
@@ -62,10 +63,10 @@ class WholeLoop:
 
     progress: Progress
 
-    def begin(self, anchor_N: Tensor, certified: int) -> None:
-        self._team.model.flat_N.copy_(anchor_N)
+    def begin(self, state: AnchorState) -> None:
+        state.anchor_into(self._team.model.flat_N)
         self._team.changed()
-        self._book.certified = certified
+        self._book.certified = state.round
         self._publish()
 
     def train_on(self) -> bool:
