@@ -257,12 +257,12 @@ class Serving:
 
     async def _answer(self, asked: _UnderWay, served: _ServedStream, header: dict[str, Any]) -> bool:
         """Whether all of a reply was sent and has come, and the next request may follow."""
-        peer, asked_kind, writer = served.peer, served.kind, served.writer
+        peer, kind, writer = served.peer, served.kind, served.writer
         try:
             async with asyncio.timeout(self._limits.handler_timeout_s):
                 reply = await served.handler(peer, header)
         except TimeoutError:
-            await send_refusal(writer, f"{asked_kind} was not ready within {self._limits.handler_timeout_s:g} s")
+            await send_refusal(writer, f"{kind} was not ready within {self._limits.handler_timeout_s:g} s")
             return False
         except ProtocolError as error:
             await send_refusal(writer, error.reason)
@@ -271,11 +271,12 @@ class Serving:
             await send_refusal(writer, str(error))
             return False
         except Exception:  # task boundary: a fault in a handler must not end the transport
-            _logger.exception("fetch of %s by %s could not be served", asked_kind, peer)
+            _logger.exception("fetch of %s by %s could not be served", kind, peer)
             await send_refusal(writer, "internal error")
             return False
         asked.began = time.monotonic()
-        is_spared = self._bandwidth.spares(at_home=self._is_at_home(peer))  # then it says nothing of our line
+        at_home = self._is_at_home(peer)
+        is_spared = self._bandwidth.spares(at_home=at_home)  # then it says nothing of our line
         if not is_spared:
             self._bandwidth.uplink.begin(asked.began)
         flow = self._flows.to(peer, is_urgent=reply.is_urgent)
@@ -288,8 +289,8 @@ class Serving:
 
         async def pace(num_bytes: int) -> None:
             since = time.monotonic()
-            kind: Upload = "rounds" if reply.is_urgent else "states"
-            await self._bandwidth.pace_upload(num_bytes, kind, at_home=is_spared)
+            turn: Upload = "rounds" if reply.is_urgent else "states"
+            await self._bandwidth.pace_upload(num_bytes, turn, at_home=at_home)
             asked.began += time.monotonic() - since  # it was us who took the time, not who reads
 
         try:

@@ -289,8 +289,7 @@ def _longest_round_s(world: World) -> float:
     way_s = network.latency_s + network.spread_s
     longest_s = MAX_TRAIN * ROUND_S * slowest + MAX_APPLY_S + MAX_FETCH * network.blob_s + 4 * way_s
     if world.slices:  # the table, then slices, that they are here, the inputs, what they came to, and the results
-        again_s = world.timing.again_s(1, len(world.up()))  # as messages are lost
-        longest_s += MAX_APPLY_S + 2 * MAX_FETCH * network.blob_s + 3 * way_s + 2 * again_s
+        longest_s += MAX_APPLY_S + 2 * MAX_FETCH * network.blob_s + 3 * way_s + 2 * world.timing.retry_s
     return longest_s
 
 

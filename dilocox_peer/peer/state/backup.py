@@ -12,12 +12,13 @@ so that no more than what they have not fetched yet is lost with the stage.
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import ProtocolError
+from dilocox_peer.errors import ConfigError, ProtocolError
 from dilocox_peer.invitation import all_loopback, parse_multiaddr
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.plan import plan_bounds
@@ -299,9 +300,14 @@ def rest_s(copied_s: float, replicas: Mapping[int, int], own: int, stage: int, c
 
 
 def hosts_of(addresses: Iterable[str]) -> set[str]:
-    """Where these multiaddresses are; not of relays, nor of every computer's way to itself."""
-    own = (parse_multiaddr(text, "lease") for text in addresses if not all_loopback([text]))
-    return {each.host for each in own if not each.is_relayed}
+    """Where these multiaddresses are; not of relays, nor of every computer's way to itself, nor of what cannot be read."""
+    found = set()
+    for text in addresses:
+        with suppress(ConfigError):
+            address = parse_multiaddr(text, "lease")
+            if not address.is_relayed and not all_loopback([text]):
+                found.add(address.host)
+    return found
 
 
 def near_first(donors: Sequence[Lease], addresses: Iterable[str], site: str) -> list[Lease]:
