@@ -201,6 +201,16 @@ def test_a_voter_on_a_third_branch_that_is_held_back_is_on_neither_of_two() -> N
     assert forks.is_better(suffix(ours, theirs), None)
 
 
+def test_of_two_branches_neither_of_which_is_ours_who_stands_on_ours_stands_on_none() -> None:
+    """Found by slicing seed 368: by a vote that its signer had taken elsewhere, a worse branch kept a better one out, for ever."""
+    start = Branch().start(A, B, C, D)
+    ours = start.fork().view(B, order=5)
+    left, better = start.fork().view(B, C, order=2), start.fork().view(A, order=3)
+    forks = forks_of(ours)
+    assert forks.is_better(suffix(ours, better), suffix(ours, left))
+    assert not forks.is_better(suffix(ours, left), suffix(ours, better))
+
+
 def test_votes_before_a_branch_begins_are_not_on_it() -> None:
     start = Branch().start(A, B, C)
     trunk = start.fork().round(A, B, C, order=2)

@@ -25,6 +25,7 @@ from dilocox_peer.peer.rounds.sitting import Sitting
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint
+from dilocox_peer.wire.journal import MAX_LEFT
 from dilocox_peer.wire.rounds import Heartbeat
 
 PLANNED_FROM = 256  # newest certificates that a planner is shown when many come at once
@@ -235,12 +236,13 @@ class Adoption:
         suffix = self.anchor.installed(head, state_digest, self.now)
         if suffix is None:
             return []
-        place, old_head = self._chain.place, self._chain.head
-        has_voted = self.sitting.seat.votes != Votes(old_head)
-        left = (old_head,) if has_voted and suffix.ancestor < self._chain.height else ()
+        place = self._chain.place
+        left = self._voted_above(suffix.ancestor)
         self._left = newest_left(self._left, left)
         dropped = self._chain.truncate(suffix.ancestor)
         self._forks.left(suffix.ancestor, dropped)
+        if dropped:
+            self.healing.judge_anew()
         ancestor_round = self._chain.place.round
         self._append(suffix.certificates)
         orphaned = self._orphans(dropped, suffix.certificates)
@@ -267,6 +269,16 @@ class Adoption:
             self._chain.append(certificate)
         for certificate in certificates[-PLANNED_FROM:]:
             self._owner.planner.observe(certificate)
+
+    def _voted_above(self, ancestor: int) -> tuple[Digest, ...]:
+        """Heads that are about to be left for another branch at which we may have voted: the place where the branches part, those above it, and
+        ours. Another chain may end at any of them, without the certificate that we know to follow."""
+        if ancestor == self._chain.height:
+            return ()
+        below = range(max(ancestor, self._chain.height - MAX_LEFT), self._chain.height)
+        places = [place for place in map(self._chain.place_at, below) if self._owner.peer in place.voters]
+        has_voted = self.sitting.seat.votes != Votes(self._chain.head)
+        return (*(place.head for place in places), *((self._chain.head,) if has_voted else ()))[-MAX_LEFT:]
 
     def _orphans(self, dropped: Sequence[Certificate], adopted: Sequence[Certificate]) -> int:
         """Own contributions in dropped certificates that the adopted ones do not have."""

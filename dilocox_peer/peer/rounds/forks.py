@@ -185,20 +185,25 @@ class Forks:
     def support(self, suffix: Suffix) -> tuple[int, int]:
         """How many electors of the place where suffix begins stand on it, and how many on our chain there."""
         place = self._chain.place_at(suffix.ancestor)
-        chain, start = self._chain, suffix.ancestor
-        tails = [_Tail(suffix.heads[0], suffix.votes, suffix.index_of.__contains__)]
-        if start < chain.height:
-            own = _Tail(
-                chain.head_at(start + 1), chain.votes_since(start), lambda head: (chain.height_of(head) or 0) > start
-            )
-            tails.append(own)
+        tails = [_Tail(suffix.heads[0], suffix.votes, suffix.index_of.__contains__), *self._own(place, suffix.heads[0])]
         standing = supporters(place.electors, self._branches(place, tails))
         return len(standing[tails[0].first]), len(standing[tails[1].first]) if len(tails) > 1 else 0
 
     def _keys(self, place: Place, *tails: Sequence[Certificate]) -> list[tuple[int, list[int], Digest]]:
         """Of each branch at place what orders it, the best first."""
-        standing = supporters(place.electors, self._branches(place, [_Tail.of(tail) for tail in tails]))
-        return [(-len(standing[head]), standing[head], head) for head in (tail[0].head for tail in tails)]
+        firsts = [tail[0].head for tail in tails]
+        compared = [*map(_Tail.of, tails), *self._own(place, *firsts)]
+        standing = supporters(place.electors, self._branches(place, compared))
+        return [(-len(standing[head]), standing[head], head) for head in firsts]
+
+    def _own(self, place: Place, *others: Digest) -> list[_Tail]:
+        """What our chain has above place, if it is there and goes on in another way than these: of two branches neither of which is ours, members
+        that stand on ours stand on none."""
+        chain, height = self._chain, self._chain.height_of(place.head)
+        if height is None or height == chain.height or (first := chain.head_at(height + 1)) in others:
+            return []
+        start = height
+        return [_Tail(first, chain.votes_since(start), lambda head: (chain.height_of(head) or 0) > start)]
 
     def _branches(self, place: Place, tails: Sequence[_Tail]) -> dict[Digest, VoteOrders]:
         """All branches known to begin at place: these, with what goes on from them, those we have left, those held back."""

@@ -372,9 +372,14 @@ class Healing:
         if len(self._judged) > MAX_JUDGED:
             self._judged.popitem(last=False)
 
+    def judge_anew(self) -> None:
+        """We have gone over to another branch. What was worse than ours was so by votes that have moved since: where members changed sides, it
+        may be better than the one we are on now, and nobody would ask for it again."""
+        self._judged.clear()
+
     def reconsider(self) -> None:
         """The owner has spoken: what was worse may be better now, and the other way round."""
-        self._judged.clear()
+        self.judge_anew()
         self._shunned.clear()
         self._draft = self._growing = None
         self._trusts_the_owner = True

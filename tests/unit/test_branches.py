@@ -1,0 +1,82 @@
+"""A peer goes over to another branch: where it may have voted it votes no more, and what was worse is looked at anew."""
+
+import random
+from functools import partial
+
+from dilocox_peer.contract import Tick
+from dilocox_peer.peer.rounds.chain import Chain
+from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist, Received, StateInstalled
+from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import PeerId
+from dilocox_peer.wire.rounds import ChainPage, Heartbeat
+from tests.unit.test_forks import GENESIS, OWNER, A, B, Branch, C, D, E, sign, verify
+
+
+class Peer:
+    """One that starts with a chain, and gets every state that it wants."""
+
+    def __init__(self, me: PeerId, own: Branch) -> None:
+        self.now = 0.0
+        head = own.place.head
+        self.machine = RoundMachine(
+            me=me, incarnation=1, stage=0, genesis=GENESIS.head, timing=Timing(), sign=partial(sign, me), verify=verify,
+            rng=random.Random(0), now=0.0, plan=GENESIS.plan, start_peers=1, max_peers=16, run_owner=OWNER,
+            durable=Durable(0, own.certificates, Votes(head)), chain=Chain(GENESIS, own.certificates), stored_states={head},
+        )  # fmt: skip
+        self.done: list[Action] = []
+
+    def give(self, happened: Input) -> None:
+        self.now += 0.1
+        actions = self.machine.handle(happened, self.now)
+        self.done += actions
+        for action in actions:
+            if isinstance(action, FetchState):
+                self.give(StateInstalled(action.head, action.state_digest))
+
+    def shown(self, branch: Branch, *voices: PeerId) -> None:
+        """voices: who stands there, and says so for half a minute."""
+        place, page = branch.place, tuple(branch.certificates[1:])
+        self.give(Received(voices[0], ChainPage(0, place.head, place.view, page, False)))
+        for _ in range(30):
+            self.now += 1.0
+            for voice in voices:
+                beat = Heartbeat(0, place.head, place.view, 1, place.height, place.round, 0, 1, 0, True, b"")
+                self.give(Received(voice, beat))
+            self.give(Tick())
+
+
+def test_who_leaves_a_branch_votes_no_more_at_any_head_of_it_where_it_may_have_voted() -> None:
+    """Found by slicing seed 368: it came back below a round that it alone knew to be certified, and certified another there."""
+    start = Branch().start(A, B, C)
+    ours = start.fork().round(A, B, order=2).round(A, B, order=3)
+    theirs = start.fork().view(B, C, order=9)
+    peer = Peer(A, ours)
+    peer.shown(theirs, B, C)
+    assert peer.machine.head == theirs.place.head
+    [left] = [each.state.left for each in peer.done if isinstance(each, Persist) and each.state.left]
+    assert left == (start.place.head, ours.certificates[1].head), "not the last: there it gave no vote"
+
+
+def test_who_had_no_vote_on_a_branch_has_none_to_be_careful_with() -> None:
+    start = Branch().start(A, B, C)
+    ours, theirs = start.fork().round(A, B, order=2), start.fork().view(B, C, order=9)
+    peer = Peer(E, ours)
+    peer.shown(theirs, B, C)
+    assert peer.machine.head == theirs.place.head
+    assert not [each for each in peer.done if isinstance(each, Persist) and each.state.left]
+
+
+def test_a_branch_that_was_worse_than_one_we_have_left_is_looked_at_anew() -> None:
+    """Members changed sides meanwhile: it was worse than what two stood on, of whom one stands elsewhere since."""
+    start = Branch().start(A, B, C, D)
+    ours, worse = start.fork().view(B, D, order=5), start.fork().view(A, order=6)
+    third = start.fork().view(B, order=8)
+    peer = Peer(E, ours)
+    peer.shown(worse, A)
+    assert peer.machine.head == ours.place.head
+    peer.shown(third, B)
+    assert peer.machine.head == third.place.head
+    peer.shown(worse, A)
+    assert peer.machine.head == worse.place.head
