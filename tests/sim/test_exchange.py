@@ -24,5 +24,5 @@ def test_bytes_on_their_way_are_a_sign_of_life() -> None:
         ]
         for tells in (False, True)
     )
-    assert min(told) > max(silent) + 0.1
+    assert sum(told) > sum(silent) + 0.2, "a tenth of all contributions"
     assert min(told) >= 0.85

@@ -45,6 +45,7 @@ class Arrivals:
         self._blobs_due = FOREVER  # those on their way
         self.again_at = FOREVER  # when ours is offered again
         self._num_offered = 0
+        self._offered_at: dict[PeerId, float] = {}
         self._told: set[tuple[PeerId, int]] = set()  # who was at this head when ours was offered, with its incarnation
 
     # ---- what comes in ----
@@ -203,20 +204,26 @@ class Arrivals:
     # ---- what follows from it ----
 
     def offer_again(self, now: float) -> list[Action]:
-        """To those who have come to this head since, at once; to all that may not know of it ever more seldom, as messages are lost."""
+        """At once to those who have come to this head since, or say that they hold others': this one was lost on its way to them; to all that may
+        not know of it ever more seldom."""
         if self.own is None:
             return []
         head, members, others = self._seat.place.head, self._members, self._seat.others
         there = {(peer, members[peer].incarnation) for peer in others if members.head_of(peer) == head}
-        come = {peer for peer, _ in there - self._told}
+        wanting = {peer for peer, _ in there - self._told}
         self._told |= there
+        if self._slicing is not None:
+            settled = now - self._seat.timing.retry_s / 2  # what was told since may be on its way
+            unaware = self._slicing.gathering.unaware_of(self.own.blob)
+            wanting |= {peer for peer in unaware if self._offered_at.get(peer, settled) <= settled}
         if now < self.again_at:
-            others = tuple(peer for peer in others if peer in come)
+            others = tuple(peer for peer in others if peer in wanting)
         else:
-            known = set[PeerId]() if self._slicing is None else self._slicing.gathered_by(self.own.blob)
-            others = tuple(peer for peer in others if peer not in known or peer in come)
+            known = set[PeerId]() if self._slicing is None else self._slicing.gathering.by(self.own.blob)
+            others = tuple(peer for peer in others if peer not in known or peer in wanting)
             self._num_offered += 1
             self.again_at = now + self._seat.jittered(self._again_s())
+        self._offered_at |= dict.fromkeys(others, now)
         return [*send_all(others, Offer(*self._seat.at(), self.own))]
 
     def _again_s(self) -> float:

@@ -15,8 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dilocox_peer.contract import Note
 from dilocox_peer.events_of_rounds import AveragesDiffer
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, SliceAveraged
+from dilocox_peer.peer.rounds.gathering import Gathering
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.overheard import Overheard
 from dilocox_peer.peer.rounds.proposals import Named
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.slices import averagers, ranked, supporters
@@ -49,17 +51,20 @@ class Slicing:
         self._holdings = holdings
         self._sharing = sharing
         self._orders = ranked(sharing, averagers(seat.place.roster, seat.place.voters))
-        self._gathered: dict[PeerId, frozenset[Digest]] = {}
+        self.gathering, self.overheard = Gathering(seat, now), Overheard()
         self._batches: dict[Digest, Named] = {}
         self._current: Digest | None = None
         self._named: dict[PeerId, int] = {}
-        self._told_at, self._asked_at, self._num_told = now, now, 0
+        self._asked_at = now
         self._drawn_at: tuple[float, int] = (now, -1)
         self._drawn: dict[int, list[PeerId]] = {}
         self._everyone_drawn: set[PeerId] = set()
         self._gathered_by_all: frozenset[Digest] | None = None
         self._may: dict[PeerId, bool] = {}
         self._own_drawn: list[int] | None = None
+        self._missed: dict[
+            Digest, int
+        ] = {}  # how often in vain a residual was fetched before: its holders may be here now
         self._num_heard = 0
         self.offers_due = self.late_at = FOREVER  # offers, and contributions on their way, are waited for no longer
 
@@ -105,7 +110,7 @@ class Slicing:
             may = self._may[peer] = peer == self._seat.me or (
                 self._members.takes_part(peer, now)
                 and self._seat.owner.conduct.averages(peer)
-                and (now < self.late_at or bool(self._gathered.get(peer)))
+                and (now < self.late_at or self.gathering.has_spoken(peer))
             )
         return may
 
@@ -136,29 +141,28 @@ class Slicing:
     # ---- what of the contributions is here, as arrivals.py asks ----
 
     def has(self, table: Digest, now: float) -> bool:
-        """Whether a contribution can be averaged: all whose slices they are hold theirs of it; when it is late, one of them for each slice."""
+        """Whether a contribution can be averaged: all whose slices they are hold theirs of it, or for a while all but few of many; when it is
+        late, one of them for each slice."""
         if not self._holdings.has(table):
             return False
         if now < self.late_at:
-            return not (everyone := self._everyone(now)) or table in self._by_all(everyone)
-        holders = self.gathered_by(table)
+            if not (everyone := self._everyone(now)) or table in self._by_all(everyone):
+                return True
+            if not self.gathering.is_by_most(table, everyone, now):
+                return False
+        holders = self.gathering.by(table)
         return all(not holders.isdisjoint(self.drawn_to(index, now)) for index in range(self._sharing.count))
 
     def _by_all(self, everyone: Iterable[PeerId]) -> frozenset[Digest]:
         """What all that average hold of."""
         if self._gathered_by_all is None:
-            nothing = frozenset[Digest]()
-            self._gathered_by_all = frozenset.intersection(*(self._gathered.get(peer, nothing) for peer in everyone))
+            self._gathered_by_all = self.gathering.by_all(everyone)
         return self._gathered_by_all
 
     def is_under_way(self, table: Digest, now: float) -> bool:
         if self._holdings.is_refused(table) or self.has(table, now):
             return False
         return self._holdings.has(table) or self._holdings.is_under_way(table)
-
-    def gathered_by(self, table: Digest) -> set[PeerId]:
-        """Those that said they hold all of this contribution that is theirs to average: they know of it."""
-        return {peer for peer, tables in self._gathered.items() if table in tables}
 
     def lacking(self, table: Digest, now: float) -> Digest | None:
         """What of a contribution is still to come to us: its table, or a slice of it that is ours to average; None: nothing."""
@@ -170,9 +174,7 @@ class Slicing:
     # ---- what comes in ----
 
     def on_gathered(self, sender: PeerId, message: Gathered) -> None:
-        if sender in self._seat.place.roster:
-            self._num_heard += 1
-            self._gathered[sender] = frozenset(message.tables)
+        self._num_heard += self.gathering.heard(sender, message)
 
     def on_inputs(self, sender: PeerId, message: Inputs, now: float) -> tuple[list[Action], str | None]:
         """From the leader of its ballot, which may lack what we have said: it hears that again."""
@@ -207,8 +209,11 @@ class Slicing:
 
     def on_averages(self, sender: PeerId, message: Averages) -> tuple[list[Action], str | None]:
         batch = self._batches.get(message.inputs)
-        if batch is None or sender not in self._orders[0]:
-            return [], None  # it is said again, or counts for nothing
+        if sender not in self._orders[0]:
+            return [], None
+        if batch is None:  # what its leader said was lost on its way here; what they came to is said again
+            self.overheard.heard(sender, message.inputs)
+            return [], None
         self._num_heard += 1
         actions: list[Action] = []
         for each in message.averages:
@@ -274,10 +279,12 @@ class Slicing:
         for entry in entries.values():
             actions += self._want_slices(entry, own, now)
         gathered = frozenset(table for table in entries if self._is_gathered(table, own))
+        self.gathering.look(entries, self._everyone(now), now)
         waited = self._seat.owner.conduct.waited_for(self._seat.place.roster) - {each.peer for each in entries.values()}
         is_awaited = now < self.offers_due and any(self._members.may_offer(peer, now) for peer in waited)
         is_all = gathered == entries.keys() and not is_awaited
-        actions += self._say_gathered(gathered, is_all, now)
+        self._num_heard += self.gathering.hold(gathered)
+        actions += self.gathering.say(now, is_all=is_all, is_late=now >= self.late_at)
         if batch is not None and self._current is not None:
             actions += self._average(self._current, batch, own, now)
             if batch.is_untold and not batch.under_way:
@@ -286,26 +293,9 @@ class Slicing:
             actions += self._want_results(batch, now)
         return actions
 
-    def _say_gathered(self, gathered: frozenset[Digest], is_all: bool, now: float) -> list[Action]:
-        """At once when it is all that is to come, else soon, once or twice a round; later now and then, as messages are lost."""
-        me, retry_s = self._seat.me, self._seat.timing.retry_s
-        if gathered != self._gathered.get(me, frozenset()):
-            self._num_heard += 1
-            self._num_told = 0
-            self._gathered[me] = gathered
-        seldom_s = 0.0 if now >= self.late_at else 0.75 * (self._seat.pace.round_s or 0.0)
-        soon_s = min(max(retry_s / 4, seldom_s), 8 * retry_s)
-        waits_s = soon_s if self._num_told == 0 else self._seat.again_s(self._num_told)
-        if not gathered or (
-            now < self._told_at + self._seat.jittered(waits_s) and not (is_all and self._num_told == 0)
-        ):
-            return []
-        self._told_at, self._num_told = now, self._num_told + 1
-        return [*send_all(self._seat.others, Gathered(*self._seat.at(), tuple(sorted(gathered))))]
-
     def deadline(self, now: float) -> float:
         retry_s = self._seat.timing.retry_s
-        return now + retry_s / 2 if self._gathered.get(self._seat.me) or self._current is not None else FOREVER
+        return now + retry_s / 2 if self.gathering.has_spoken(self._seat.me) or self._current is not None else FOREVER
 
     def _is_gathered(self, table: Digest, own: Sequence[int]) -> bool:
         parts = self._holdings.parts_of(table)
@@ -318,18 +308,21 @@ class Slicing:
         missing = [index for index in own if self._holdings.may_want(parts[index], now)]
         if not missing:
             return []
-        holders = [peer for peer, tables in self._gathered.items() if entry.blob in tables and peer != self._seat.me]
+        holders = self.gathering.holders(entry.blob)
         for index in missing:
             drawn = [peer for peer in self.drawn_to(index, now) if peer in holders]
-            actions += self._want(
-                parts[index], BlobPart("slice", index, entry.blob), [entry.peer, *drawn, *holders], now
-            )
+            part = BlobPart("slice", index, entry.blob)
+            actions += self._want(parts[index], part, [entry.peer, *drawn], now, perhaps=holders)
         return actions
 
-    def _want(self, name: Digest, part: BlobPart, sources: Iterable[PeerId], now: float) -> list[Action]:
+    def _want(
+        self, name: Digest, part: BlobPart, sources: Iterable[PeerId], now: float, *, perhaps: Iterable[PeerId] = ()
+    ) -> list[Action]:
+        """The fetch to start now, if any. sources: that should have it; perhaps: that may, and are asked after them, however well they behave."""
         if not self._holdings.may_want(name, now):
             return []
-        others = self._seat.owner.conduct.best_first(peer for peer in sources if peer != self._seat.me)
+        best_first = self._seat.owner.conduct.best_first
+        others = [peer for group in (sources, perhaps) for peer in best_first(group) if peer != self._seat.me]
         within_s = self._seat.pace.exchange_s
         return [
             *self._holdings.want(
@@ -339,19 +332,20 @@ class Slicing:
 
     def _average(self, inputs: Digest, batch: Named, own: Sequence[int], now: float) -> list[Action]:
         tables, actions = [entry.blob for entry in batch.entries], list[Action]()
-        if any(not self._is_gathered(table, ()) for table in tables):
-            return []
+        if lost := [each for each in batch.entries if own and not self._is_gathered(each.blob, ())]:  # their offers
+            sources = {each.blob: [each.peer, *self.gathering.holders(each.blob)] for each in lost}
+            return [act for table, some in sources.items() for act in self._want(table, BlobPart("table"), some, now)]
         for index in own:
             if index in batch.under_way | batch.failed or self._seat.me in batch.said.get(index, {}):
                 continue
             if not self._holdings.has_all(self._holdings.parts_of(table)[index] for table in tables):
                 continue
             base = self._sharing.base(index)
-            if base and not self._holdings.has(Digest(base)):
-                result = self._sharing.results[index]
-                holders = [peer for peer, _ in result.by]
-                actions += self._want(Digest(base), BlobPart("residual", index), [*holders, *self._seat.others], now)
-                if self._holdings.failures(Digest(base)) < TRIES and not self._holdings.is_refused(Digest(base)):
+            if base and not self._holdings.has(residual := Digest(base)):
+                holders = [peer for peer, _ in self._sharing.results[index].by]
+                actions += self._want(residual, BlobPart("residual", index), holders, now, perhaps=self._seat.others)
+                tries = self._holdings.failures(residual)
+                if tries < TRIES + self._missed.setdefault(residual, tries) and not self._holdings.is_refused(residual):
                     continue
                 base = b""
             batch.under_way.add(index)
@@ -376,7 +370,7 @@ class Slicing:
                     batch.is_news = True  # once a slice: whoever says it piece by piece holds nobody up
                 batch.settled.add(index)
                 by = [peer for peer, _ in result.by]
-                actions += self._want(result.blob, BlobPart("result", index), [*by, *self._seat.others], now)
+                actions += self._want(result.blob, BlobPart("result", index), by, now, perhaps=self._seat.others)
         return actions
 
     # ---- what became of it ----
@@ -389,7 +383,7 @@ class Slicing:
         drawn = {peer for index in range(self._sharing.count) for peer in self._orders[index][:VOUCHING]}
         if now >= self.late_at:
             for peer in sorted(drawn - {self._seat.me}):
-                if self._members.takes_part(peer, now) and not self._gathered.get(peer):
+                if self._members.takes_part(peer, now) and not self.gathering.has_spoken(peer):
                     conduct.silent(peer)
         for index, result in enumerate(value.results):
             for peer, (outcome, _) in batch.said.get(index, {}).items():
@@ -397,6 +391,10 @@ class Slicing:
                     conduct.strike(peer, "averaged", f"came to another result of slice {index} than others did")
 
     # ---- what it comes to ----
+
+    def are_averaged(self, entries: Sequence[Entry]) -> bool:
+        """Whether more than a third of the members average these: they heed who named them."""
+        return 3 * self.overheard.count(inputs_of(entries)) > len(self._seat.place.roster)
 
     def has_news(self) -> bool:
         """Whether a slice's result is known that was not when this was asked last."""

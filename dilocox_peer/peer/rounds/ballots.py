@@ -26,7 +26,7 @@ from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.proposals import Lead, Pending
+from dilocox_peer.peer.rounds.proposals import Lead, Pending, forced_value
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.peer.rounds.turns import Turns
@@ -54,6 +54,7 @@ class Ballots:
 
     jury_type: type[Jury] = Jury  # the simulator plants a credulous one
     drafts_type: type[Drafts] = Drafts
+    _forced_value = staticmethod(forced_value)
 
     def __init__(
         self,
@@ -143,16 +144,21 @@ class Ballots:
         return [Send(sender, Proof(*seat.at(), *proof)) for proof in guilty if proof is not None], None
 
     def on_inputs(self, sender: PeerId, message: Inputs, now: float) -> tuple[list[Action], str | None]:
-        """The leader of the ballot under way has its contributions averaged: it has its time. Nobody else takes the averagers' time.
-        A member without a vote promises nothing and knows of no ballot that is under way: it averages for the leader of the named one."""
+        """The leader of the ballot under way has its contributions averaged: it has its time. Nobody else takes the averagers' time, but a leader
+        that is not heeded here and is by others, who average for it. A member without a vote promises nothing and knows of no ballot that is under
+        way: it averages for the leader of the named one."""
         ballot, promised = message.ballot, self._seat.votes.promised if self._seat.may_vote else message.ballot
-        if self._slicing is None or ballot > promised:
+        if self._slicing is None or (ballot > promised and not self._slicing.are_averaged(message.entries)):
             return [], None
         if reason := self._why_not_led(sender, ballot):
             return [], f"names inputs in ballot {ballot}, {reason}"
         if ballot < promised:  # it proposes nothing yet that would be answered so
             return [self._seat.nack(sender, ballot, ())], None
         return self._slicing.on_inputs(sender, message, now)
+
+    def _is_overheard(self, slicing: Slicing) -> bool:
+        """Whether somebody averages for a leader that was not heard here; it may be one that we do not heed, and wait for no longer."""
+        return slicing.overheard.has_news() and self.jury.heeds_all
 
     def on_ack(self, sender: PeerId, message: Ack) -> str | None:
         lead, seat = self._lead, self._seat
@@ -230,7 +236,7 @@ class Ballots:
         """Everything that is due. Call after every input; cheap when nothing is."""
         if self.certificate is not None:
             return []
-        if self._slicing is not None and self._slicing.has_news():
+        if self._slicing is not None and (self._slicing.has_news() or self._is_overheard(self._slicing)):
             self._turns.goes_on(now, self._slicing.patience_s)
         if self._arrivals.ended_at is None and self._seat.is_member:
             proposed = () if self.pending is None else self.pending.value.entries
@@ -312,15 +318,16 @@ class Ballots:
             is_free = seat.votes.promised == 0 and seat.votes.accepted is None and now < first.outbid_at
             above = max(first.outbid, seat.votes.promised)  # promises, ours from before a restart or others', forbid it
             return self._propose_own(first, now) if is_free else self._lead_above(above, now)
+        awaits_blobs = self._awaits_blobs(now)
+        if awaits_blobs:  # its leader waits, too, where one line is slow for both, and has its time once they are here
+            self._turns.goes_on(now, 0.0)
         if now < self._turns.due:
             # A leader proposes when the offers are in, or late. Waiting for late alone would in a first round, where nothing is
             # learned yet, let a view change come before the next leader.
             would_have = self._arrivals.offers_due <= now or self._is_all_in(now)
             if not (would_have and self._turns.is_lost(self._arrivals.since_end(now), now)):
                 return []
-        if self._awaits_blobs(now):
-            return []  # as its leader does, where one line is slow for both
-        return self._next_turn(now)
+        return [] if awaits_blobs else self._next_turn(now)
 
     def _is_all_in(self, now: float) -> bool:
         """All of the roster that are here have offered and their blobs too; or it is late and there is something."""
@@ -435,10 +442,6 @@ class Ballots:
     def _is_hopeless(self, blob: Digest) -> bool:
         failures = self._holdings.failures(blob)
         return blob in self._excluded or self._holdings.is_refused(blob) or failures >= self._seat.timing.blob_tries
-
-    def _forced_value(self, promises: dict[PeerId, Accepted | None]) -> Value | None:
-        accepted = [each for each in promises.values() if each is not None]
-        return max(accepted, key=lambda each: each.ballot).value if accepted else None
 
     def _propose(self, lead: Lead, value: Value, now: float) -> list[Action]:
         """Accepts value ourselves, durably, before anyone else hears of it: one value a ballot, even after a crash."""

@@ -130,6 +130,11 @@ class Jury:
         asked.remember(ballot)
         return True
 
+    @property
+    def heeds_all(self) -> bool:
+        """Whether every ballot that was asked for here was heeded so far."""
+        return not any(asked.refused for asked in self._asked.values())
+
     def is_answered(self, sender: PeerId) -> bool:
         """Whether the ballot that was not heeded just now gets an answer: a few a head do, and more would be work that anybody
         can have us do."""

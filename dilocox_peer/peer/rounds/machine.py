@@ -5,7 +5,7 @@ file. This file puts its parts together; docs/protocol.md tells the story:
 
     contract.py    inputs and actions            sitting.py   what goes on at one head:
     membership.py  who is there                    seat.py          who we are there and what we voted
-    passing.py     messages by way of others
+    passing.py     messages by way of others       gathering.py     what members hold of slices
     heartbeats.py  what we say of ourselves        ballots.py       which offers make the next certificate
     holdings.py    which blobs are here            arrivals.py      what came of the round
     timing.py      bounds and learned times        turns.py         whose turn it is to lead

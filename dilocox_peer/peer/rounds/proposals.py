@@ -1,5 +1,6 @@
 """A ballot under way: one of ours that we lead, or another's proposal (ballots.py); and the inputs that are averaged for one (averages.py). Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.timing import FOREVER
@@ -40,6 +41,12 @@ class Lead:
             for blob in set(message.blobs) & set(self.value.blobs):
                 self.nacked.setdefault(blob, set()).add(sender)
         return False
+
+
+def forced_value(promises: Mapping[PeerId, Accepted | None]) -> Value | None:
+    """The accepted value of the highest ballot that they name."""
+    accepted = [each for each in promises.values() if each is not None]
+    return max(accepted, key=lambda each: each.ballot).value if accepted else None
 
 
 @dataclass(slots=True)
