@@ -13,8 +13,8 @@ bytes a parameter that the process took beside interpreter and libraries (VmHWM)
 
 --peers: real peers of one stage over loopback with limits of --mbit; a micro-batch sleeps for --batch-s and leaves a gradient of full
 size, all else is the peer's own, AdamW too. Per peer: the most that its processes took (its own, p2pd, helpers: peaks.py), beside what
-`plan`, `doctor` and `join` tell of such a stage (without what forwards keep, as emulated compute keeps nothing); the latest that its event loop ran, contributions
-that counted, what was said of absent peers, how much of the training's time passed between micro-batches while a checkpoint was flushed and
+`plan`, `doctor` and `join` tell of such a stage (without what forwards keep, as emulated compute keeps nothing); the latest that its event loop ran,
+and without what it waited for a processor (standstills.py: the peers share this machine's), contributions that counted, what was said of absent peers, how much of the training's time passed between micro-batches while a checkpoint was flushed and
 while none was, and the seconds from Ctrl-C to the end: of the first peer in mid-training, of the second within a merge.
 """
 
@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import standstills
 import torch
 from peaks import held, peaks_of
 from swarm import WatchedSwarm, header, spread
@@ -212,6 +213,7 @@ def work(seconds: float, log: Path) -> None:
         return 5.0
 
     Stage.train_micro_batch = train  # type: ignore[method-assign]
+    standstills.watch_into(log.with_suffix(".late"))
     join()
 
 
@@ -297,10 +299,9 @@ def tell_memory(label: str, peaks: dict[str, int], told: int, n: int) -> None:
 
 
 def tell(swarm: WatchedSwarm, label: str, log: Path) -> None:
-    late = [record["lag_ms_max"] for record in swarm.of(label, "TrainingProgress")]
     rounds = swarm.of(label, "RoundCertified")
     print(
-        f"{label}: event loop {max(late):.0f} ms late at most; {len(rounds)} rounds of "
+        f"{label}: event loop {standstills.told(log.with_suffix('.late'))}; {len(rounds)} rounds of "
         f"{', '.join(str(len(each['contributors'])) for each in rounds)}; delay {spread([each['delay_s'] or 0 for each in rounds], '.1f')} s; "
         f"view changes {len(swarm.of(label, 'ViewChanged'))}, failures {[each.get('reason') for each in swarm.of(label, 'Failed')]}"
     )
