@@ -23,12 +23,13 @@ import asyncio
 import os
 import re
 import signal
+import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -190,6 +191,33 @@ def rounds(arguments: argparse.Namespace, threads: int, folder: Path) -> list[Di
     assert gradient_N is not None
     assert len(moments) == 2
     return digests
+
+
+def limits() -> str:
+    """How much faster two threads are than one at what a merge is made of: on memory's two sides, and on none. What two threads of a merge come to
+    lies between."""
+    size = 1 << 25
+    pairs = [(torch.rand(size), torch.rand(size)) for _ in range(2)]
+
+    def seconds(work: Callable[[torch.Tensor, torch.Tensor], object], threads: int) -> float:
+        found = []
+        for _ in range(7):
+            each = [threading.Thread(target=work, args=pair) for pair in pairs[:threads]]
+            began = time.monotonic()
+            for thread in each:
+                thread.start()
+            for thread in each:
+                thread.join()
+            found.append(time.monotonic() - began)
+        return statistics.median(found)
+
+    works: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+        "copying": lambda one, other: one.copy_(other),
+        "adding": lambda one, other: one.add_(other),
+        "sines": lambda one, other: torch.sin(one, out=one),
+    }
+    times = ", ".join(f"{name} {2 * seconds(work, 1) / seconds(work, 2):.2f}" for name, work in works.items())
+    return f"two threads on this machine, times one: {times}"
 
 
 # ---- real peers -----------------------------------------------------------------------------------------------------
@@ -358,6 +386,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="dilocox-heavy-", dir=Path.cwd()) as folder:
             Path("/proc/self/clear_refs").write_text("5")
             found.append(rounds(arguments, threads, Path(folder)))
+    print(limits())
     assert all(each == found[0] for each in found), "other bits with other threads"
 
 
