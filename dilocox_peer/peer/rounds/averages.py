@@ -62,9 +62,7 @@ class Slicing:
         self._gathered_by_all: frozenset[Digest] | None = None
         self._may: dict[PeerId, bool] = {}
         self._own_drawn: list[int] | None = None
-        self._missed: dict[
-            Digest, int
-        ] = {}  # how often in vain a residual was fetched before: its holders may be here now
+        self._missed: dict[Digest, int] = {}  # of residuals, fetches in vain before: their holders may be back
         self._num_heard = 0
         self.offers_due = self.late_at = FOREVER  # offers, and contributions on their way, are waited for no longer
 

@@ -54,7 +54,7 @@ class Ballots:
 
     jury_type: type[Jury] = Jury  # the simulator plants a credulous one
     drafts_type: type[Drafts] = Drafts
-    _forced_value = staticmethod(forced_value)
+    _forced_value = staticmethod(forced_value)  # and a leader that ignores it
 
     def __init__(
         self,
