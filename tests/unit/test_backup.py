@@ -12,14 +12,15 @@ from dilocox_peer.peer.rounds.past import Certificates
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import (
     FOLLOWERS,
+    NEAR_TRIES,
     Annals,
     followers,
     is_due,
-    near_first,
     page_after,
     reached_with,
     rest_s,
     stages_to_keep,
+    worth_asking,
 )
 from dilocox_peer.peer.state.backup_store import BackupStore
 from dilocox_peer.peer.state.keeper import Keeper
@@ -243,9 +244,12 @@ def test_a_copy_is_taken_of_who_is_behind_the_same_line() -> None:
     def own(*hosts: str) -> list[str]:
         return [f"/ip4/{host}/tcp/4001/p2p/{PEER}" for host in (*hosts, "127.0.0.1")]
 
-    assert near_first(donors, own("31.0.0.9", "192.168.1.4"), "attic") == [beside, named, far, other]
-    assert near_first(donors, own("192.168.1.4"), "") == donors
-    assert near_first(donors, own("31.9.9.9"), "") == donors, "a relay's address is not theirs"
+    ours = own("31.0.0.9", "192.168.1.4")
+    assert worth_asking(donors, ours, "attic", in_vain=0) == [beside, named]
+    assert worth_asking(donors, ours, "attic", in_vain=NEAR_TRIES - 1) == [beside, named], "its state has just gone by"
+    assert worth_asking(donors, ours, "attic", in_vain=NEAR_TRIES) == [beside, named, far, other]
+    assert worth_asking(donors, own("192.168.1.4"), "", in_vain=0) == donors
+    assert worth_asking(donors, own("31.9.9.9"), "", in_vain=0) == donors, "a relay's address is not theirs"
 
 
 def test_the_stage_with_the_fewest_peers_is_kept_and_kept_on() -> None:

@@ -44,6 +44,7 @@ CHECKPOINTS: Final = "checkpoints"
 COPY_ROUNDS = 16
 COPY_SHARE = 0.1  # of the donor's time
 FOLLOWERS = 2  # of each stage, where nobody keeps the run
+NEAR_TRIES = 3  # looks; then far donors are asked too
 NEWEST_TRIED = 3  # heads whose states a donor may still have on disk
 
 
@@ -310,15 +311,16 @@ def hosts_of(addresses: Iterable[str]) -> set[str]:
     return found
 
 
-def near_first(donors: Sequence[Lease], addresses: Iterable[str], site: str) -> list[Lease]:
-    """Those first whose bytes do not cross our line, as far as leases tell: of our site, or announced at a host where we are announced, by which
-    one router or one computer is known. Else as they come. addresses, site: ours."""
-
-    def is_far(lease: Lease) -> bool:
-        return not (site and lease.site == site) and own.isdisjoint(hosts_of(lease.addresses))
-
+def worth_asking(donors: Sequence[Lease], addresses: Iterable[str], site: str, *, in_vain: int) -> list[Lease]:
+    """Those whose bytes do not cross our line, as far as leases tell: of our site, or announced at a host where we are announced, by which
+    one router or one computer is known. Where there is none, or near ones were asked in vain so often, the others behind them, as they come.
+    addresses, site: ours. in_vain: looks in a row at which a copy was due and nobody gave it: a state that has just gone by is there again
+    at the next, and over a slow line takes minutes."""
     own = hosts_of(addresses)
-    return sorted(donors, key=is_far)
+    near = [each for each in donors if (site and each.site == site) or not own.isdisjoint(hosts_of(each.addresses))]
+    if near and in_vain < NEAR_TRIES:
+        return near
+    return [*near, *(each for each in donors if each not in near)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ lines of the stage carry. docs/pipeline.md.
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -29,10 +30,10 @@ from dilocox_peer.peer.state.backup import (
     copy_folder,
     followers,
     is_due,
-    near_first,
     reached_with,
     rest_s,
     stages_to_keep,
+    worth_asking,
 )
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer, Kept, fetch_chain, fetch_summary
 from dilocox_peer.peer.state.backup_store import BackupStore, backup_store
@@ -85,6 +86,7 @@ class Guardian:
         self._paces: dict[int, LookPace] = {}
         self._leases: dict[int, list[Lease]] = {}
         self._keepers: list[Lease] = []
+        self._in_vain: Counter[int] = Counter()  # looks in a row at a stage of which a copy was due, and nobody gave it
         self._rest_s = 0.0
         self._copy_at = 0.0
         self._stores: dict[int, BackupStore] = {}
@@ -147,7 +149,8 @@ class Guardian:
         """The rounds of a stage since its state that is kept here, oldest first. Seconds until the next look. Raises as _copy does."""
         pace, kept, head = self._paces.setdefault(stage, LookPace()), self._kept[stage], self._heads[stage]
         store, annals = self._store(stage), kept.annals
-        lease = self._rng.choice(self._leases[stage])
+        donors = self._donors(stage)
+        lease = self._rng.choice(donors)
         try:
             await self._transport.connect(lease.peer, lease.addresses)
             await fetch_chain(self._transport, lease.peer, annals, ASK_S)
@@ -163,7 +166,6 @@ class Guardian:
         allowance = self._allowances.setdefault(stage, Allowance(layout.state_bytes))
         spare, took = allowance.spare_bytes(annals.certificates, time.monotonic()), 0
         fetching = Store(self._transport, [store.contributions])
-        donors = [each.peer for each in self._leases[stage]]
         with suppress(ThingUnavailable, TimeoutError):  # the next look tries again
             for name in (name for each in since for name in each.value.blobs):
                 if name in store.contributions:
@@ -171,7 +173,10 @@ class Guardian:
                 if spare is not None and took >= spare:
                     break
                 path = await fetching.fetch(
-                    name, donors=donors, max_bytes=blob_limits(layout)[1], timeout_s=BLOB_TIMEOUT_S
+                    name,
+                    donors=[each.peer for each in donors],
+                    max_bytes=blob_limits(layout)[1],
+                    timeout_s=BLOB_TIMEOUT_S,
                 )
                 took += path.stat().st_size
         allowance.taken(took)
@@ -232,17 +237,19 @@ class Guardian:
         self._keepers = await self._directory.keepers()
         replicas = {stage: len(found) for stage, found in leases.items()}
         for stage in stages_to_keep(self._stage, replicas, self._kept, self._count, self._me):
-            donors = leases[stage]
-            self._rng.shuffle(donors)
-            donors = near_first(donors, self._transport.addresses, self._site)
+            self._rng.shuffle(leases[stage])
             started = time.monotonic()
-            if await self._copy(stage, donors[:DONORS_TRIED]):
+            if await self._copy(stage, self._donors(stage)[:DONORS_TRIED]):
                 seconds = time.monotonic() - started
                 self._rest_s += rest_s(seconds, replicas, self._stage, stage, self._count)
+
+    def _donors(self, stage: int) -> list[Lease]:
+        return worth_asking(self._leases[stage], self._transport.addresses, self._site, in_vain=self._in_vain[stage])
 
     async def _copy(self, stage: int, donors: Sequence[Lease]) -> bool:
         """From the first donor that has something new enough, and its proof; whether there was one."""
         store = self._store(stage)
+        self._in_vain[stage] += bool(donors)
         for number, lease in enumerate(donors, 1):
             try:
                 if await self._copy_from(lease, store):
@@ -257,6 +264,7 @@ class Guardian:
         await self._transport.connect(lease.peer, lease.addresses)
         summary = await fetch_summary(self._transport, lease.peer, stage, ASK_S)
         if summary is None or not is_due(summary.round, kept.round if kept is not None else None):
+            self._in_vain[stage] = 0
             return False
         word = await self._directory.word(stage)
         annals = await asyncio.to_thread(store.open) if kept is None else kept.annals
@@ -286,6 +294,7 @@ class Guardian:
             assert state.digest == annals.digest_at(state.head), "a state without its proof"
             store.settle(await asyncio.to_thread(store.save, state, store.unwritten()))
             self._kept[stage], self._heads[stage] = Kept(annals, state.round, state.round), state.head
+            self._in_vain[stage] = 0
             await self._let_go()
             seconds = round(time.monotonic() - started, 3)
             self._listener(StageCopied(stage, state.round, lease.peer, state.size_bytes, seconds, is_first))
