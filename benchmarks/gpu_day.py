@@ -179,7 +179,7 @@ class Day:
                 for each in peers:
                     self._until_trained(each)
                     started = time.perf_counter()
-                    closings.append(each.close().result(DEADLINE_S))
+                    closings.append(each.close().result(DEADLINE_S)[0])
                     stalls.append(time.perf_counter() - started)
                 blobs, weights = [each.blob for each in closings], [each.micro_batches for each in closings]
                 head = sha256(number.to_bytes(8, "big"))

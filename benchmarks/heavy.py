@@ -168,15 +168,15 @@ def rounds(arguments: argparse.Namespace, threads: int, folder: Path) -> list[Di
         # The others' are as ours: what they hold makes no difference to what a merge costs.
         blobs = [view for _ in range(others + 1) if (view := shelf.mapped(name)) is not None]
         with steps.step("merge"):
-            outcome = outer.merge(
+            moved, shift_N = outer.merge(
                 blobs, [1] * len(blobs), own=True, round_number=number, head=sha256(bytes([number])),
                 norms=[norms.get(name)] * len(blobs),
             )  # fmt: skip
         del blobs
         with steps.step("shift"):
-            weights_N.add_(outcome.shift_N)
-        digests.append(outcome.state.digest)
-        del outcome
+            weights_N.add_(shift_N)
+        digests.append(moved.state_digest)
+        del shift_N
         with steps.step("checkpoint"):
             path = path_of(folder, outer.state) or Path()
             assert make_durable(path)

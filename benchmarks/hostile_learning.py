@@ -257,10 +257,10 @@ class Trial:
             )
             for loop, stage in zip(loops, stages, strict=True):
                 loop._settings = dataclasses.replace(self.settings, norm_clip=clip)
-                outcome = loop.merge(blobs, weights, own=True, round_number=number, head=sha256(b"%d" % number))
-                stage.model.flat_N.add_(outcome.shift_N)
-                kept_out |= {index for index, factor in enumerate(outcome.clip_factors) if factor == 0.0}
-            self.factors.append(outcome.clip_factors)
+                moved, shift_N = loop.merge(blobs, weights, own=True, round_number=number, head=sha256(b"%d" % number))
+                stage.model.flat_N.add_(shift_N)
+                kept_out |= {index for index, factor in enumerate(moved.clip_factors) if factor == 0.0}
+            self.factors.append(moved.clip_factors)
         return evaluator._loss(loops[0].state.anchor_N(), CURVE_BYTES), out, told
 
     def decoded(self, blob: bytes, layout: Layout) -> Tensor:

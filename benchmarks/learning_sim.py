@@ -38,7 +38,8 @@ from dilocox_peer.model.adamw import FusedAdamW
 from dilocox_peer.model.inner import InnerOptimizer, schedule
 from dilocox_peer.model.stage import Stage, build_stage
 from dilocox_peer.peer.training.anchor_state import AnchorState
-from dilocox_peer.peer.training.outer import Outcome, OuterOptimizer, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, initial_state
+from dilocox_peer.peer.training.outer_contract import AnchorMoved
 from dilocox_peer.types import Digest, Layout, PeerId, TensorSpec
 from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value
 from dilocox_peer.wire.rounds import Ack, Cert, Heartbeat, Message, Offer, Propose, encode_message
@@ -200,22 +201,22 @@ class DelayedNesterovLoop(OuterOptimizer):
         self._slow_N = torch.zeros_like(self._gathered_N)
         self._count = 0
 
-    def merge(self, *contributions: Any, head: Digest, round_number: int, **more: Any) -> Outcome:
-        outcome = super().merge(*contributions, head=head, round_number=round_number, **more)
-        gradient_N = outcome.state.momentum_N()  # with momentum 0 the mean itself
+    def merge(self, *contributions: Any, head: Digest, round_number: int, **more: Any) -> tuple[AnchorMoved, Tensor]:
+        moved, shift_N = super().merge(*contributions, head=head, round_number=round_number, **more)
+        gradient_N = self.state.momentum_N()  # with momentum 0 the mean itself
         self._gathered_N += gradient_N
         self._count += 1
         if self._count % self._every == 0:
             self._slow_N.mul_(self._mu).add_(self._gathered_N, alpha=1 / self._every)
             self._gathered_N.zero_()
         extra_N = self._slow_N * (-self._eta * self._mu)
-        anchor_N = outcome.state.anchor_N() + extra_N
+        anchor_N = self.state.anchor_N() + extra_N
         state = AnchorState.of(
-            outcome.state.layout, head=head, round_number=round_number,
-            anchor=memoryview(anchor_N.numpy().data).cast("B"), momentum=outcome.state.momentum,
+            self.state.layout, head=head, round_number=round_number,
+            anchor=memoryview(anchor_N.numpy().data).cast("B"), momentum=self.state.momentum,
         )  # fmt: skip
         self.anchor_N, self._state = anchor_N, state
-        return dataclasses.replace(outcome, shift_N=outcome.shift_N + extra_N, state=state)
+        return dataclasses.replace(moved, state_digest=state.digest), shift_N + extra_N
 
 
 class _Owner:
@@ -414,10 +415,10 @@ class Swarm:
     def _merge(self, index: int) -> None:
         pending, replica = self._pending, self._replicas[index]
         assert pending is not None
-        outcome = replica.loop.merge(
+        _, shift_N = replica.loop.merge(
             pending.blobs, pending.weights, own=True, round_number=pending.round, head=replica.loop.state.head
         )
-        replica.stage.model.flat_N.add_(outcome.shift_N)
+        replica.stage.model.flat_N.add_(shift_N)
         if pending.momenta:  # what came since the close stays
             fade = self._manifest.inner.momentum ** (self._tick - pending.closed_at)
             for momentum_XRC, was_XRC, mean_XRC in zip(replica.momenta(), *pending.momenta[index], strict=True):

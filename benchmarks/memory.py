@@ -206,12 +206,12 @@ def of_stage(arguments: Any, folder: Path) -> None:
         blobs = [view for _ in range(arguments.blobs) if (view := shelf.mapped(name)) is not None]
         micro_batches()  # it is trained while a merge is computed
         watch("training with an offer out")
-        outcome = outer.merge(
+        _, shift_N = outer.merge(
             blobs, [1] * len(blobs), own=True, round_number=round_number, head=Digest(bytes([round_number]) * 32)
         )
-        model.flat_N.add_(outcome.shift_N)
+        model.flat_N.add_(shift_N)
         watch("merge")
-        del outcome, blobs, offer
+        del shift_N, blobs, offer
     measured = max(steps.values())
     told = size.host_bytes(checkpointing=arguments.checkpointing) - size.base_bytes
     activations = size.activation_bytes(checkpointing=arguments.checkpointing)

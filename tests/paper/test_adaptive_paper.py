@@ -101,10 +101,10 @@ def test_pseudo_gradient_is_conserved_to_the_bit_with_unequal_arrival_and_missed
                 train(peer)
         for peer, loop in enumerate(loops):
             blobs = [offers[each].blob for each in certified]
-            outcome = loop.merge(
+            _, shift_N = loop.merge(
                 blobs, [1] * len(blobs), own=peer in certified, round_number=round_number, head=state.head
             )
-            local[peer].add_(outcome.shift_N)
+            local[peer].add_(shift_N)
         for peer in certified:
             settled[peer].add_(before[peer])
         if certified:

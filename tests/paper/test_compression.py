@@ -105,10 +105,10 @@ def test_pseudo_gradient_is_conserved_with_unequal_arrival(name):
         included = [peer for peer in range(3) if round_number % 4 != peer]
         blobs = [offers[peer].blob for peer in included]
         for peer, loop in enumerate(loops):
-            outcome = loop.merge(
+            _, shift_N = loop.merge(
                 blobs, [4] * len(blobs), own=peer in included, round_number=round_number, head=state.head
             )
-            local[peer] += outcome.shift_N
+            local[peer] += shift_N
             if peer in included:
                 contribution = torch.empty(state.layout.num_elements)
                 decode_contribution(offers[peer].blob, state.layout, contribution)

@@ -74,8 +74,8 @@ class Swarm:
         self.round += 1
         for loop, replica in zip(self.loops, self.replicas, strict=True):
             weights = [STEPS] * len(blobs)
-            outcome = loop.merge(blobs, weights, own=True, round_number=self.round, head=loop.state.head)
-            replica.flat.add_(outcome.shift_N)
+            _, shift_N = loop.merge(blobs, weights, own=True, round_number=self.round, head=loop.state.head)
+            replica.flat.add_(shift_N)
 
     @property
     def anchor(self):

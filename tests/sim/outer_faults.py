@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from dilocox_peer.peer.rounds.contract import Closed, RoundProgress, StateComputed
+from dilocox_peer.peer.rounds.contract import Apply, Closed, RoundProgress, StateComputed
 from dilocox_peer.peer.training.outer_contract import (
     AdoptionBegun,
     BranchDropped,
-    CertificateHere,
     CloseRound,
     EndRun,
     HoldTraining,
@@ -77,11 +76,11 @@ class _MergesTheNewestFirst(OuterLoop):
     """Takes the newest of what waits."""
 
     def handle(self, happened: OuterInput, now: float, seen: Readings) -> list[OuterAction]:
-        if isinstance(happened, CertificateHere) and self.phase is OuterPhase.IDLE and self._waiting:
+        if isinstance(happened, Apply) and self.phase is OuterPhase.IDLE and self._waiting:
             self._waiting.rotate(1)
-        elif isinstance(happened, CertificateHere) and self._waiting:
-            self._waiting.insert(1, happened.apply)
-            self._known_head = happened.apply.certificate.head
+        elif isinstance(happened, Apply) and self._waiting:
+            self._waiting.insert(1, happened)
+            self._known_head = happened.certificate.head
             return []
         return super().handle(happened, now, seen)
 

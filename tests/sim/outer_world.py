@@ -25,7 +25,6 @@ from dilocox_peer.peer.training.outer_contract import (
     AdoptionOver,
     AnchorMoved,
     BranchDropped,
-    CertificateHere,
     CloseRound,
     ContributionsLoaded,
     EndRun,
@@ -129,7 +128,7 @@ class OuterNode(Node):
         if isinstance(action, Apply):
             # In order, however long each flush takes.
             self.applied_by = max(self.applied_by, self.world.now + MAX_FLUSH_S * self.world.rng.random() ** 3)
-            self.later(self.applied_by - self.world.now, partial(self.tell, CertificateHere(action)))
+            self.later(self.applied_by - self.world.now, partial(self.tell, action))
             return
         super().carry_out(action)
 

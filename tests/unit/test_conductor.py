@@ -14,6 +14,7 @@ from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.contract import Apply, BlobLost
 from dilocox_peer.peer.training.conductor import Conductor
+from dilocox_peer.peer.training.outer import OwnContribution
 from dilocox_peer.peer.training.outer_contract import AnchorMoved
 from dilocox_peer.peer.training.outer_loop import OuterPhase
 from dilocox_peer.signing import SigningKey
@@ -46,9 +47,7 @@ class TrainerStub:
 
     def close(self, *, sliced=False):
         self.told.append("close")
-        encoded = done(
-            SimpleNamespace(train_loss=2.5, blob=b"b", micro_batches=self.weight, lost=0.0, raw_bytes=8, slices=())
-        )
+        encoded = done((OwnContribution(memoryview(b"b"), self.weight, raw_bytes=8, lost=0.0), 2.5))
         return encoded if self.encoding is None else self.encoding
 
     def merge(self, blobs, _weights, *, round_number, **_named):

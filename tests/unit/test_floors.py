@@ -119,24 +119,26 @@ def test_help_loads_neither_torch_nor_hivemind():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "done"),
+    ("arguments", "done", "code"),
     [
-        (("init", "new.toml", "--home", "."), "next:"),
-        (("init", "new.toml", "--stages", "2", "--codec", "lowrank-int4", "--home", "."), "next:"),
-        (("sign", "run.toml", "--home", "."), "signed with"),
-        (("plan", "run.toml", "--peers", "4", "--up", "20", "--tokens-per-s", "1000"), "for 4 equal peers"),
-        (("status", "--home", "."), "no peer is running"),
+        (("init", "new.toml", "--home", "."), "next:", 0),
+        (("init", "new.toml", "--stages", "2", "--slices", "--home", "."), "next:", 0),
+        (("sign", "run.toml", "--home", "."), "signed with", 0),
+        (("plan", "run.toml", "--peers", "4", "--up", "20", "--tokens-per-s", "1000"), "for 4 equal peers", 0),
+        (("status", "--home", "."), "no peer is running", 3),
     ],
     ids=lambda each: each[0] if isinstance(each, tuple) else "",
 )
-def test_what_only_reckons_loads_no_torch(tmp_path: Path, arguments: tuple[str, ...], done: str):
+def test_what_only_reckons_loads_no_torch(tmp_path: Path, arguments: tuple[str, ...], done: str, code: int):
     script = (
         "import sys\n"
         "from dilocox_peer.__main__ import main\n"
+        "code = 0\n"
         "for command in (['init', 'run.toml', '--home', '.'], sys.argv[1:]):\n"
         "    sys.argv = ['dilocox-peer', *command]\n"
         "    try: main()\n"
-        "    except SystemExit: pass\n"
+        "    except SystemExit as end: code = end.code or 0\n"
+        "print('ended with', code)\n"
         "heavy = {'torch', 'hivemind', 'transformers', 'libp2p', 'trio'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -145,3 +147,4 @@ def test_what_only_reckons_loads_no_torch(tmp_path: Path, arguments: tuple[str, 
     )
     assert ran.returncode == 0, ran.stderr
     assert done in ran.stdout + ran.stderr
+    assert ran.stdout.endswith(f"ended with {code}\n"), "of the second command"

@@ -20,7 +20,6 @@ from dilocox_peer.peer.training.outer_contract import (
     AdoptionOver,
     AnchorMoved,
     BranchDropped,
-    CertificateHere,
     CloseRound,
     ContributionsLoaded,
     EndRun,
@@ -106,7 +105,7 @@ class Peer:
         certificate = Certificate(0, self.place.head, 1, 0, value, ((ME, b"s"),))
         self.place = self.place.then(certificate)
         self.rounds.head, self.rounds.round, self.rounds.has_offered = certificate.head, value.round, False
-        return CertificateHere(Apply(certificate, own))
+        return Apply(certificate, own)
 
     def encoded(self, *, micro_batches=SHARE, loss=2.5):
         return RoundEncoded(BLOB, 1, 8, micro_batches, loss, 0.0)

@@ -54,11 +54,11 @@ def test_a_merge_comes_to_the_bits_of_the_formulas_on_whole_vectors(codec, num_t
         OuterSettings(LR, MU, policy_named(codec, rank=8)), state_of(anchor_N, momentum_N), crew=crew
     )
     offer = outer.offer(anchor_N - torch.randn(N, generator=torch.Generator().manual_seed(9)), 2)
-    outcome = outer.merge([*blobs, offer.blob], [*counts, 2], own=False, round_number=1, head=sha256(b"after"))
+    moved, shift_N = outer.merge([*blobs, offer.blob], [*counts, 2], own=False, round_number=1, head=sha256(b"after"))
     crew.stop()
 
-    assert set(outcome.clip_factors[:3]) == {1.0}
-    weights = [round(64 * factor) * count for factor, count in zip(outcome.clip_factors, [*counts, 2], strict=True)]
+    assert set(moved.clip_factors[:3]) == {1.0}
+    weights = [round(64 * factor) * count for factor, count in zip(moved.clip_factors, [*counts, 2], strict=True)]
     mean_N, decoded_N = torch.zeros(N), torch.empty(N)
     for blob, weight in zip([*blobs, offer.blob], weights, strict=True):
         decode_contribution(blob, LAYOUT, decoded_N)
@@ -66,10 +66,10 @@ def test_a_merge_comes_to_the_bits_of_the_formulas_on_whole_vectors(codec, num_t
     next_momentum_N = momentum_N * MU + mean_N
     update_N = (next_momentum_N * MU + mean_N) * -LR
     next_anchor_N = anchor_N + update_N
-    assert np.array_equal(bits(outcome.state.momentum_N()), bits(next_momentum_N))
-    assert np.array_equal(bits(outcome.state.anchor_N()), bits(next_anchor_N))
-    assert np.array_equal(bits(outcome.shift_N), bits(update_N))
-    assert outcome.state.outline == outline_of(outcome.state.parts())
+    assert np.array_equal(bits(outer.state.momentum_N()), bits(next_momentum_N))
+    assert np.array_equal(bits(outer.state.anchor_N()), bits(next_anchor_N))
+    assert np.array_equal(bits(shift_N), bits(update_N))
+    assert outer.state.outline == outline_of(outer.state.parts())
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
@@ -81,12 +81,12 @@ def test_a_settled_contribution_leaves_what_its_codec_lost(codec):
     blob = bytes(outer.offer(snapshot_N.clone(), 1).blob)
     decoded_N = torch.empty(N)
     decode_contribution(blob, LAYOUT, decoded_N)
-    outcome = outer.merge([blob], [1], own=True, round_number=1, head=sha256(b"after"))
+    _, shift_N = outer.merge([blob], [1], own=True, round_number=1, head=sha256(b"after"))
     sent_N = anchor_N - snapshot_N
     assert np.array_equal(bits(outer.residual_N), bits(sent_N - decoded_N))
     momentum_N = momentum_N * MU + (0.0 + decoded_N * 1.0)
     update_N = (momentum_N * MU + (0.0 + decoded_N * 1.0)) * -LR
-    assert np.array_equal(bits(outcome.shift_N), bits(update_N + sent_N))
+    assert np.array_equal(bits(shift_N), bits(update_N + sent_N))
 
 
 def test_a_mean_of_negative_zeros_is_a_positive_one():
@@ -125,9 +125,9 @@ def test_a_chunk_that_lies_within_a_piece_is_not_read_back():
         OuterSettings(LR, MU, policy_named("sign", rank=8)), first_state(layout, torch.zeros(4 * PIECE), head=sha256(b"0")), grow=grow
     )  # fmt: skip
     blob = outer.offer(torch.ones(4 * PIECE), 1).blob
-    outcome = outer.merge([blob], [1], own=True, round_number=1, head=sha256(b"1"))
+    outer.merge([blob], [1], own=True, round_number=1, head=sha256(b"1"))
     assert grown[0].read_back == []
-    assert len(outcome.state.outline.chunks) == 8 * 4 * PIECE // CHUNK_BYTES
+    assert len(outer.state.outline.chunks) == 8 * 4 * PIECE // CHUNK_BYTES
 
 
 def test_a_chunk_that_no_piece_holds_whole_is_read_back_once():
@@ -141,9 +141,9 @@ def test_a_chunk_that_no_piece_holds_whole_is_read_back_once():
         OuterSettings(LR, MU, policy_named("sign", rank=8)), first_state(LAYOUT, torch.zeros(N), head=sha256(b"0")), grow=grow
     )  # fmt: skip
     blob = outer.offer(torch.ones(N), 1).blob
-    outcome = outer.merge([blob], [1], own=True, round_number=1, head=sha256(b"1"))
-    assert 0 < len(grown[0].read_back) == len(set(grown[0].read_back)) < len(outcome.state.outline.chunks)
-    assert outcome.state.outline == outline_of(outcome.state.parts())
+    outer.merge([blob], [1], own=True, round_number=1, head=sha256(b"1"))
+    assert 0 < len(grown[0].read_back) == len(set(grown[0].read_back)) < len(outer.state.outline.chunks)
+    assert outer.state.outline == outline_of(outer.state.parts())
 
 
 @pytest.mark.parametrize(("part", "start"), [("momentum", 3e38), ("anchor", 0.0)])

@@ -82,13 +82,13 @@ def test_four_peers_come_to_one_anchor_by_results_and_lose_nothing(tmp_path: Pat
             bases[index] = outcome.residual
         digests = set()
         for peer in peers:
-            outcome_of_merge = peer.outer.merge(
+            moved, shift_N = peer.outer.merge(
                 [memoryview(each) for each in results], [8] * PEERS, own=True, round_number=round_number,
                 head=head(round_number), are_results=True,
             )  # fmt: skip
-            peer.local += outcome_of_merge.shift_N
-            digests.add(outcome_of_merge.state.digest)
-            assert outcome_of_merge.norms == (0.0,) * PEERS
+            peer.local += shift_N
+            digests.add(moved.state_digest)
+            assert moved.norms == (0.0,) * PEERS
         assert len(digests) == 1, "equal to the bit"
         assert not torch.equal(peers[0].outer.anchor_N, before_N)
     assert all(peer.outer.unsettled_micro_batches == 0 for peer in peers)
@@ -114,7 +114,9 @@ def test_a_whole_contribution_of_the_same_run_is_merged_where_three_are_left(tmp
     for peer in peers:
         peer.local += 0.01 * torch.randn(SIZE, generator=torch.Generator().manual_seed(peer.number))
         blobs.append(peer.outer.offer(peer.local.clone(), 8).blob)
-    digests = {peer.outer.merge(blobs, [8] * 3, own=True, round_number=1, head=head(1)).state.digest for peer in peers}
+    digests = {
+        peer.outer.merge(blobs, [8] * 3, own=True, round_number=1, head=head(1))[0].state_digest for peer in peers
+    }
     assert len(digests) == 1
 
 

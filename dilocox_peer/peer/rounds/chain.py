@@ -65,12 +65,12 @@ def is_vote(verify: Verifier, peer: PeerId, message: bytes, vote: bytes) -> bool
     return len(vote) > ORDER_BYTES and verify(peer, vote[:ORDER_BYTES] + message, vote[ORDER_BYTES:])
 
 
-def is_quorum(peers: Collection[PeerId], roster: Sequence[PeerId]) -> bool:
-    """More than half of the roster, or exactly half with roster[0] among them. Two quorums always share a peer."""
-    present = sum(map(peers.__contains__, roster))
-    if 2 * present == len(roster):
-        return bool(roster) and roster[0] in peers
-    return 2 * present > len(roster)
+def is_quorum(peers: Collection[PeerId], voters: Sequence[PeerId]) -> bool:
+    """More than half of the voters, or exactly half with voters[0] among them. Two quorums always share a peer."""
+    present = sum(map(peers.__contains__, voters))
+    if 2 * present == len(voters):
+        return bool(voters) and voters[0] in peers
+    return 2 * present > len(voters)
 
 
 def majority_digest(entries: Iterable[Entry]) -> bytes:

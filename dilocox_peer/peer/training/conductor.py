@@ -20,7 +20,6 @@ from dilocox_peer.peer.training.outer_contract import (
     AdoptionOver,
     AgreedRounds,
     BranchDropped,
-    CertificateHere,
     CloseRound,
     ContributionsLoaded,
     EndRun,
@@ -98,7 +97,7 @@ class Conductor:
 
     def on_apply(self, action: Apply) -> None:
         """A certificate whose blobs are all here, in chain order."""
-        self._happened(CertificateHere(action))
+        self._happened(action)
 
     def on_change(self) -> None:
         """Something that a decision may depend on has changed; looked at soon, once for all that comes until then."""
@@ -177,10 +176,11 @@ class Conductor:
     async def _do(self, work: OuterWork) -> OuterInput:
         match work:
             case CloseRound():
-                closing = await asyncio.wrap_future(self._trainer.close(sliced=self._rounds.is_sliced))
-                written = (*closing.slices, closing.blob)
+                closed = self._trainer.close(sliced=self._rounds.is_sliced)
+                offer, train_loss = await asyncio.wrap_future(closed)
+                written = (*offer.slices, offer.blob)
                 lasts = (
-                    not closing.slices
+                    not offer.slices
                 )  # nobody signs that they hold it, and its results are what the round goes on with
 
                 def put() -> list[Digest]:
@@ -194,12 +194,12 @@ class Conductor:
                 return RoundEncoded(
                     digests[-1],
                     sum(map(len, written)),
-                    closing.raw_bytes,
-                    closing.micro_batches,
-                    closing.train_loss,
-                    closing.lost,
+                    offer.raw_bytes,
+                    offer.micro_batches,
+                    train_loss,
+                    offer.lost,
                     tuple(digests[:-1]),
-                    bytes(closing.blob) if closing.slices else b"",
+                    bytes(offer.blob) if offer.slices else b"",
                 )
             case WithdrawOffer(forget):
                 await asyncio.wrap_future(self._trainer.withdraw())

@@ -53,6 +53,7 @@ from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.peer.planning.spectrum import needed_rank
 from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory, GrowingState, buffer_of
 from dilocox_peer.peer.training.crew import Crew
+from dilocox_peer.peer.training.outer_contract import AnchorMoved
 from dilocox_peer.peer.training.outer_step import Before, OuterStep, Settlement
 from dilocox_peer.store.outline import Outline
 from dilocox_peer.types import Digest, Layout, TensorSpec
@@ -105,18 +106,6 @@ class OwnContribution:
     raw_bytes: int
     lost: float
     slices: tuple[memoryview, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of a merge. shift_N: to be added to the local parameters; the caller owns it. state: at the new head.
-    needed_rank: the rank that holds nearly all energy of the mean, 0 where nobody asked."""
-
-    shift_N: Tensor
-    state: AnchorState
-    norms: tuple[float, ...]
-    clip_factors: tuple[float, ...]
-    needed_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +225,9 @@ class OuterOptimizer:
         rank_in_use: int = 0,
         norms: Sequence[float | None] = (),
         are_results: bool = False,
-    ) -> Outcome:
-        """One certificate: its blobs and their micro-batches in its order. own: whether our offer is among them.
+    ) -> tuple[AnchorMoved, Tensor]:
+        """One certificate: its blobs and their micro-batches in its order. What came of it, and shift_N, float32, to be added to the local parameters;
+        the caller owns it. `state` is at the new head then. own: whether our offer is among them.
         rank_in_use: of low rank, where the rank that the mean needs is to be measured; 0: it is not.
         norms: those of the blobs that are known (aggregate.py). are_results: the blobs are not those of the contributions, but what the slices
         of their mean came to.
@@ -281,7 +271,7 @@ class OuterOptimizer:
         self._offered = None
         self._state = state
         self.anchor_N, self._momentum_N = state.shared()
-        return Outcome(shift_N, state, weighed.norms, weighed.clip_factors, needed)
+        return AnchorMoved(state.digest, weighed.norms, weighed.clip_factors, needed), shift_N
 
     def _step(
         self,

@@ -79,13 +79,6 @@ class Readings:
 
 
 @dataclass(frozen=True, slots=True)
-class CertificateHere:
-    """A certificate whose contributions are all here, in chain order."""
-
-    apply: Apply
-
-
-@dataclass(frozen=True, slots=True)
 class RoundEncoded:
     """Answers CloseRound: our contribution is on disk. train_loss: nan without a micro-batch. lost: what the codec left out.
     parts: its slices, where it is in slices: then blob is their table, and table its bytes."""
@@ -115,7 +108,7 @@ class ContributionsLoaded:
 @dataclass(frozen=True, slots=True)
 class AnchorMoved:
     """Answers MergeRound: a certificate is applied to the anchor. norms, clip_factors: of the contributions, in the certificate's
-    order. needed_rank: of the mean (outer.Outcome)."""
+    order. needed_rank: the rank that holds nearly all energy of the mean, 0 where nobody asked."""
 
     state_digest: Digest
     norms: tuple[float, ...]
@@ -155,7 +148,7 @@ class Glance:
 
 
 OuterInput = (
-    CertificateHere
+    Apply
     | RoundEncoded
     | OfferBack
     | ContributionsLoaded

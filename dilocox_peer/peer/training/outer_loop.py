@@ -30,7 +30,6 @@ from dilocox_peer.peer.training.outer_contract import (
     AgreedRounds,
     AnchorMoved,
     BranchDropped,
-    CertificateHere,
     CloseRound,
     ContributionsLoaded,
     EndRun,
@@ -150,9 +149,9 @@ class OuterLoop:
         assert self.phase is not OuterPhase.OVER, f"{type(happened).__name__} after the end"
         actions: list[OuterAction] = []
         match happened:
-            case CertificateHere(apply):
-                self._waiting.append(apply)
-                self._known_head = apply.certificate.head
+            case Apply(certificate):  # its contributions are all here, in chain order
+                self._waiting.append(happened)
+                self._known_head = certificate.head
             case RoundEncoded():
                 actions += self._encoded(happened, seen)
             case OfferBack():

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
@@ -35,7 +34,7 @@ from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.book import HoldReason, Progress, Snapshot, TrainingLoop
 from dilocox_peer.peer.training.crew import Crew
 from dilocox_peer.peer.training.given_back import give_back
-from dilocox_peer.peer.training.outer import Grow, OuterOptimizer, OuterSettings, stage_policy
+from dilocox_peer.peer.training.outer import Grow, OuterOptimizer, OuterSettings, OwnContribution, stage_policy
 from dilocox_peer.peer.training.outer_contract import AnchorMoved
 from dilocox_peer.peer.training.stage_loop import StageLoop, WorkBench
 from dilocox_peer.peer.training.whole_loop import WholeLoop
@@ -49,21 +48,6 @@ NICENESS = 5  # of the thread that trains: where processors are few, what others
 
 T = TypeVar("T")
 U = TypeVar("U")
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """The offered contribution of a round. micro_batches: its weight, that of missed rounds included. train_loss: mean
-    over this round's micro-batches, nan if there were none. lost: what the codec left out of it (outer.OwnContribution). slices: those of a sliced one,
-    whose table is then the blob."""
-
-    round: int
-    blob: memoryview
-    micro_batches: int
-    train_loss: float
-    raw_bytes: int
-    lost: float
-    slices: tuple[memoryview, ...] = ()
 
 
 class Trainer:
@@ -162,9 +146,9 @@ class Trainer:
         """Why a thread gave up, or None."""
         return self._failed
 
-    def close(self, *, sliced: bool = False) -> "Future[Closing]":
-        """Ends the round being trained and encodes its contribution, in slices or whole; the next round begins at once, or with overlap
-        `none` after the merge. The Future fails with RuntimeError if an offer is out: merge or withdraw it first."""
+    def close(self, *, sliced: bool = False) -> "Future[tuple[OwnContribution, float]]":
+        """Ends the round being trained and encodes its contribution, in slices or whole; with it comes the mean loss of this round's micro-batches,
+        nan if there were none. The next round begins at once, or with overlap `none` after the merge. The Future fails with RuntimeError if an offer is out: merge or withdraw it first."""
         outer = self._started()
         with self._lock:
             self._require_room()
@@ -197,13 +181,12 @@ class Trainer:
                 self._own_codec.settled(in_certificate=own)
             plan = self._timetable.plan(round_number)
             rank = plan.rank if self._watches_rank and plan.codec == LOW_RANK else 0
-            outcome = outer.merge(
+            moved = outer.merge(
                 blobs, weights, own=own, round_number=round_number, head=head, rank_in_use=rank, norms=norms,
                 are_results=are_results,
             )  # fmt: skip
-            self._state = outcome.state
-            merged = AnchorMoved(outcome.state.digest, outcome.norms, outcome.clip_factors, outcome.needed_rank)
-            return merged, outcome.shift_N
+            self._state = outer.state
+            return moved
 
         return self._outer_then_torch(step, lambda shift_N: self.loop.shift(shift_N, certified=round_number))
 
@@ -271,21 +254,13 @@ class Trainer:
         from here on. The outer thread's stays, as it may be about to finish a state."""
         give_back(self.loop.vectors())
 
-    def _encode(self, outer: OuterOptimizer, snapshot: Snapshot, sliced: bool) -> Closing:
+    def _encode(self, outer: OuterOptimizer, snapshot: Snapshot, sliced: bool) -> tuple[OwnContribution, float]:
         """In the outer thread."""
         plan = self._timetable.plan(snapshot.round)
         codec = plan.codec if self._own_codec is None else self._own_codec.codec(plan.codec)
         policy = self._policy(codec, plan.rank)
         offer = outer.offer(snapshot.flat_N, snapshot.new_micro_batches, codec_of=policy, sliced=sliced)
-        return Closing(
-            round=snapshot.round,
-            blob=offer.blob,
-            micro_batches=offer.micro_batches,
-            train_loss=snapshot.train_loss,
-            raw_bytes=offer.raw_bytes,
-            lost=offer.lost,
-            slices=offer.slices,
-        )
+        return offer, snapshot.train_loss
 
     def _policy(self, codec: str, rank: int) -> CodecPolicy:
         """One object for each (codec, rank): encoders remember by it."""
