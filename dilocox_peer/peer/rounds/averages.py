@@ -9,20 +9,22 @@ nothing, is stepped in for by the next in order (slices.py), by each member's ow
 decides. Two signatures under different results of one slice stay as a proof that one of the two peers, or its machine, is wrong.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from dilocox_peer.contract import Note
-from dilocox_peer.events_of_rounds import AveragesDiffer
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, SliceAveraged
 from dilocox_peer.peer.rounds.gathering import Gathering
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.named import (
+    Named,
+    are_passed_over,
+    told_apart,
+)
 from dilocox_peer.peer.rounds.overheard import Overheard
-from dilocox_peer.peer.rounds.proposals import Named
 from dilocox_peer.peer.rounds.seat import Seat, send_all
-from dilocox_peer.peer.rounds.slices import averagers, ranked, supporters
+from dilocox_peer.peer.rounds.slices import averagers, ranked
 from dilocox_peer.peer.rounds.timing import FOREVER
+from dilocox_peer.peer.rounds.words import Words
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import (
     VOUCHING,
@@ -31,7 +33,6 @@ from dilocox_peer.wire.chain import (
     Result,
     SliceOutcome,
     Value,
-    average_statement,
     inputs_of,
 )
 from dilocox_peer.wire.rounds import Average, Averages, Gathered, Inputs
@@ -52,7 +53,10 @@ class Slicing:
         self._sharing = sharing
         self._orders = ranked(sharing, averagers(seat.place.roster, seat.place.voters))
         self.gathering, self.overheard = Gathering(seat, now), Overheard()
-        self._batches: dict[Digest, Named] = {}
+        self._authors: dict[Digest, set[PeerId]] = {}
+        self._given_up: set[Digest] = set()  # contributions that held up what was named with them
+        self.words = Words(seat, holdings, self._orders)
+        self._batches = self.words.batches
         self._current: Digest | None = None
         self._named: dict[PeerId, int] = {}
         self._asked_at = now
@@ -97,9 +101,8 @@ class Slicing:
     def _draw(self, index: int, now: float) -> list[PeerId]:
         wanted = VOUCHING
         if (batch := self._batch) is not None and index not in batch.settled:
-            wanted += int((now - batch.since) / self.patience_s)
-            wanted += max(0, len({outcome for outcome, _ in batch.said.get(index, {}).values()}) - 1)
-            wanted += sum(self._holdings.is_refused(outcome.blob) for outcome, _ in batch.said.get(index, {}).values())
+            wanted += int(batch.open_s(index, now) / self.patience_s)
+            wanted += self.words.num_disputed(batch, index)
         here = (peer for peer in self._orders[index] if self._may_average(peer, now))
         return [peer for peer, _ in zip(here, range(wanted), strict=False)]
 
@@ -133,14 +136,14 @@ class Slicing:
         votes off until we have said what it comes to (is_early)."""
         if (batch := self._batch) is None or index not in batch.settled or self._seat.me in batch.said.get(index, {}):
             return False
-        order, result = self._orders[index], self._result(batch, index)
+        order, result = self._orders[index], self.words.result(batch, index)
         return result is not None and self._seat.me in order[: max(order.index(peer) for peer, _ in result.by)]
 
     # ---- what of the contributions is here, as arrivals.py asks ----
 
     def has(self, table: Digest, now: float) -> bool:
         """Whether a contribution can be averaged: all whose slices they are hold theirs of it, or for a while all but few of many; when it is
-        late, one of them for each slice."""
+        late, one of them for each slice. Its author is that one only where no other has said anything: nobody else may have been given the slice."""
         if not self._holdings.has(table):
             return False
         if now < self.late_at:
@@ -148,8 +151,13 @@ class Slicing:
                 return True
             if not self.gathering.is_by_most(table, everyone, now):
                 return False
-        holders = self.gathering.by(table)
-        return all(not holders.isdisjoint(self.drawn_to(index, now)) for index in range(self._sharing.count))
+        holders, authors = self.gathering.by(table), self._authors.get(table, set())
+        for index in range(self._sharing.count):
+            drawn = self.drawn_to(index, now)
+            spoken = [peer for peer in drawn if peer not in authors and self.gathering.has_spoken(peer)]
+            if holders.isdisjoint(spoken or drawn):
+                return False
+        return True
 
     def _by_all(self, everyone: Iterable[PeerId]) -> frozenset[Digest]:
         """What all that average hold of."""
@@ -171,6 +179,10 @@ class Slicing:
 
     # ---- what comes in ----
 
+    def offered(self, entry: Entry) -> None:
+        """A member says that this contribution is its own."""
+        self._authors.setdefault(entry.blob, set()).add(entry.peer)
+
     def on_gathered(self, sender: PeerId, message: Gathered) -> None:
         self._num_heard += self.gathering.heard(sender, message)
 
@@ -181,7 +193,7 @@ class Slicing:
         if name in self._batches:
             self._current = name
             return self._said_again(name, [sender]), None
-        return [], self._take_up(name, Named(message.entries, sender, now, is_news=True))
+        return [], self._take_up(name, sender, Named(message.entries, now, is_news=True))
 
     def on_proposed(self, leader: PeerId, value: Value, now: float) -> None:
         """A proposal names its inputs, too. A member that had promised a higher ballot when they were named averages nothing of them till then, and
@@ -192,11 +204,11 @@ class Slicing:
         if (name := inputs_of(value.entries)) in self._batches:
             self._current = name
         else:
-            self._take_up(name, Named(value.entries, leader, now))
+            self._take_up(name, leader, Named(value.entries, now))
 
-    def _take_up(self, name: Digest, batch: Named) -> str | None:
+    def _take_up(self, name: Digest, leader: PeerId, batch: Named) -> str | None:
         """Why inputs are not looked at, or None."""
-        peers, leader = [entry.peer for entry in batch.entries], batch.leader
+        peers = [entry.peer for entry in batch.entries]
         if peers != sorted(set(peers)) or not set(peers) <= set(self._seat.place.roster):
             return "inputs that are no contributions of the roster, in order"
         if self._named.get(leader, 0) >= MAX_ASKED:
@@ -220,10 +232,11 @@ class Slicing:
                 return actions, f"a slice {each.slice}, or a residual of it, that there is not"
             if sender in (said := batch.said.setdefault(each.slice, {})):
                 continue
-            if not self._is_signed(sender, message.inputs, each.slice, outcome, each.signature):
+            statement = self.words.statement(message.inputs, each.slice, outcome)
+            if not self._seat.owner.verify(sender, statement, each.signature):
                 return actions, "a signature that does not verify"
             said[sender] = outcome, each.signature
-            actions += self._told_apart(batch, each.slice)
+            actions += told_apart(batch, each.slice, self._seat.place)
         return actions, None
 
     def averaged(self, done: SliceAveraged) -> list[Action]:
@@ -240,31 +253,10 @@ class Slicing:
         self._holdings.held(outcome.blob, round_number, outcome.size_bytes)
         self._holdings.held(outcome.residual, round_number, 0)
         self._holdings.pass_by([outcome.residual])
-        statement = average_statement(place.stage, place.head, inputs, index, outcome)
-        batch.said.setdefault(index, {})[self._seat.me] = outcome, owner.sign(statement)
+        signature = owner.sign(self.words.statement(inputs, index, outcome))
+        batch.said.setdefault(index, {})[self._seat.me] = outcome, signature
         batch.is_untold = True
-        return self._told_apart(batch, index)
-
-    def _is_signed(self, peer: PeerId, inputs: Digest, index: int, outcome: SliceOutcome, signature: bytes) -> bool:
-        place = self._seat.place
-        statement = average_statement(place.stage, place.head, inputs, index, outcome)
-        return self._seat.owner.verify(peer, statement, signature)
-
-    def _told_apart(self, batch: Named, index: int) -> list[Action]:
-        """News of members that came to different results from the same."""
-        outcomes = {outcome for outcome, _ in batch.said[index].values()}
-        if max(Counter(outcome.base for outcome in outcomes).values()) < 2:
-            return []
-        key = index, frozenset(batch.said[index])
-        if key in batch.told:
-            return []
-        batch.told.add(key)
-        place = self._seat.place
-        shown = tuple(
-            (peer, average_statement(place.stage, place.head, inputs_of(batch.entries), index, outcome).hex(), signature.hex())
-            for peer, (outcome, signature) in sorted(batch.said[index].items())
-        )  # fmt: skip
-        return [Note(AveragesDiffer(place.round + 1, index, shown))]
+        return told_apart(batch, index, place)
 
     # ---- what follows ----
 
@@ -273,14 +265,14 @@ class Slicing:
         if not self._seat.is_member:
             return []
         batch, own, actions = self._batch, self._own(now), list[Action]()
-        entries = {entry.blob: entry for entry in (*(batch.entries if batch else ()), *offers)}
+        entries = {entry.blob: entry for entry in (*offers, *(batch.entries if batch else ()))}
         for entry in entries.values():
             actions += self._want_slices(entry, own, now)
-        gathered = frozenset(table for table in entries if self._is_gathered(table, own))
+        gathered = [table for table in entries if self._is_gathered(table, own)]
         self.gathering.look(entries, self._everyone(now), now)
         waited = self._seat.owner.conduct.waited_for(self._seat.place.roster) - {each.peer for each in entries.values()}
         is_awaited = now < self.offers_due and any(self._members.may_offer(peer, now) for peer in waited)
-        is_all = gathered == entries.keys() and not is_awaited
+        is_all = len(gathered) == len(entries) and not is_awaited
         self._num_heard += self.gathering.hold(gathered)
         actions += self.gathering.say(now, is_all=is_all, is_late=now >= self.late_at)
         if batch is not None and self._current is not None:
@@ -362,11 +354,10 @@ class Slicing:
     def _want_results(self, batch: Named, now: float) -> list[Action]:
         actions: list[Action] = []
         for index in range(self._sharing.count):
-            if (result := self._result(batch, index)) is not None:
-                if index not in batch.settled:
-                    self._num_heard += 1
-                    batch.is_news = True  # once a slice: whoever says it piece by piece holds nobody up
-                batch.settled.add(index)
+            result = self.words.result(batch, index)
+            self.words.look(batch, index)
+            self._num_heard += batch.settle(index, now, is_settled=result is not None)
+            if result is not None:
                 by = [peer for peer, _ in result.by]
                 actions += self._want(result.blob, BlobPart("result", index), by, now, perhaps=self._seat.others)
         return actions
@@ -387,6 +378,9 @@ class Slicing:
             for peer, (outcome, _) in batch.said.get(index, {}).items():
                 if outcome != result.outcome and outcome.base == result.base:
                     conduct.strike(peer, "averaged", f"came to another result of slice {index} than others did")
+        for peer in sorted({peer for peer, _ in batch.misers}):
+            if self._members.takes_part(peer, now):
+                conduct.withheld(peer)
 
     # ---- what it comes to ----
 
@@ -401,28 +395,9 @@ class Slicing:
         batch.is_news = False
         return True
 
-    def _result(self, batch: Named, index: int) -> Result | None:
-        """What two say, and not as many another thing."""
-        by_outcome: dict[SliceOutcome, list[PeerId]] = {}
-        for peer, (outcome, _) in batch.said.get(index, {}).items():
-            if not self._holdings.is_refused(outcome.blob):
-                by_outcome.setdefault(outcome, []).append(peer)
-        counts = sorted((len(peers) for peers in by_outcome.values()), reverse=True)
-        if not counts or counts[0] < VOUCHING or (len(counts) > 1 and counts[0] == counts[1]):
-            return None
-        outcome, peers = max(by_outcome.items(), key=lambda item: len(item[1]))
-        first = sorted(peers, key=self._orders[index].index)[:VOUCHING]
-        return Result(*outcome, tuple((peer, batch.said[index][peer][1]) for peer in first))
-
     def results(self, entries: Sequence[Entry]) -> tuple[Result, ...] | None:
         """What these contributions came to, if all of it is known and here."""
-        if (batch := self._batches.get(inputs_of(entries))) is None:
-            return None
-        found = (self._result(batch, index) for index in range(self._sharing.count))
-        results = tuple(result for result in found if result is not None)
-        if len(results) < self._sharing.count or not self._holdings.has_all(result.blob for result in results):
-            return None
-        return results
+        return self.words.results(entries)
 
     def ask(self, ballot: int, entries: Sequence[Entry], now: float) -> list[Action]:
         """We lead: have these averaged. Those whose word is missing are asked again and again."""
@@ -430,7 +405,7 @@ class Slicing:
         message = Inputs(*self._seat.at(), ballot, tuple(entries))
         asked: Iterable[PeerId] = self._seat.others
         if name not in self._batches:
-            self._batches[name] = Named(tuple(entries), self._seat.me, now)
+            self._batches[name] = Named(tuple(entries), now)
         elif self._current == name:
             if now < self._asked_at + self._seat.timing.retry_s:
                 return []
@@ -448,46 +423,42 @@ class Slicing:
         return [*send_all(asked, message)]
 
     def asked(self, entries: Sequence[Entry], now: float) -> Sequence[Entry]:
-        """What a leader that would have these averaged names: what was named before, while that has its time, if it is most of these."""
-        if (batch := self._batch) is None or now >= batch.since + 8 * self.patience_s:
-            return entries
-        is_refused = any(self._holdings.is_refused(each.blob) for each in batch.entries)
-        return entries if is_refused or 3 * len(batch.entries) < 2 * len(entries) else batch.entries
+        """What a leader that would have these averaged names: what was named before, while that has its time, if it is most of these; then what
+        did not hold that up."""
+        if (batch := self._batch) is not None and now >= batch.since + 8 * self.patience_s:
+            late = {each.blob for each in batch.entries if self._holds_up(batch, each.blob, now)}
+            if 2 * len(late) < len(batch.entries):  # else no author is to blame
+                self._given_up |= late
+            batch = None
+        mine = [each for each in entries if each.blob not in self._given_up]
+        if batch is None or 3 * len(batch.entries) < 2 * len(mine):
+            return mine
+        is_gone = any(self._holdings.is_refused(each.blob) or each.blob in self._given_up for each in batch.entries)
+        return mine if is_gone else batch.entries
+
+    def _holds_up(self, batch: Named, table: Digest, now: float) -> bool:
+        """Whether most of those that by now are to average a slice without a result say that they lack it: what its author says is no evidence."""
+        holders, authors = self.gathering.by(table), self._authors.get(table, set())
+        for index in set(range(self._sharing.count)) - batch.settled:
+            drawn = set(self.drawn_to(index, now)) - authors
+            if 2 * len(drawn & holders) < len(drawn):
+                return True
+        return False
+
+    def excuses(self, certificate: Certificate, now: float) -> bool:
+        """Whether no leader is to blame for the time that it took: what was named had no result until just now."""
+        batch = self._batches.get(inputs_of(certificate.value.entries), self._batch)
+        return batch is not None and batch.is_open(self._sharing.count, now - self._seat.pace.ballot_s)
 
     # ---- what is voted for ----
 
     def why_not_vouched(self, value: Value) -> str | None:
-        """Why we do not vote for these results: a signature that is none, or we heard as many say otherwise."""
-        if not value.results:
-            return None
-        inputs = inputs_of(value.entries)
-        batch = self._batches.get(inputs)
-        for index, result in enumerate(value.results):
-            said: Mapping[PeerId, tuple[SliceOutcome, bytes]] = batch.said.get(index, {}) if batch is not None else {}
-            for peer, signature in result.by:
-                if said.get(peer) == (result.outcome, signature):
-                    continue
-                if not self._is_signed(peer, inputs, index, result.outcome, signature):
-                    return f"a result of slice {index} that {peer} has not signed"
-            by = supporters(result, said)
-            others: dict[SliceOutcome, int] = {}
-            for peer, (outcome, _) in said.items():
-                if outcome != result.outcome and peer not in by:
-                    others[outcome] = others.get(outcome, 0) + 1
-            if max(others.values(), default=0) >= len(by):
-                return f"a result of slice {index} that as many contradict"
-        return None
+        """Why we do not vote for these results, or None."""
+        return self.words.why_not_vouched(value)
 
     def is_early(self, value: Value, now: float) -> bool:
         """Whether it has results by members whose turn it is not: others that are here come before all but one of its supporters, and have
         not said what they came to. Later it is voted for all the same."""
         if not value.results or now >= self.late_at + 2 * self.patience_s:
             return False
-        batch = self._batches.get(inputs_of(value.entries))
-        for index, result in enumerate(value.results):
-            order, said = self._orders[index], batch.said.get(index, {}) if batch is not None else {}
-            by = supporters(result, said)
-            before = order[: sorted(map(order.index, by))[VOUCHING - 1]]
-            if any(peer not in by and peer not in said and self._may_average(peer, now) for peer in before):
-                return True
-        return False
+        return are_passed_over(value, self.words.about(value), self._orders, lambda peer: self._may_average(peer, now))

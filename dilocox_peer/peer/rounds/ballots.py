@@ -19,14 +19,13 @@ from dilocox_peer.contract import Note
 from dilocox_peer.events_of_rounds import ContributionRefused
 from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.averages import Slicing
-from dilocox_peer.peer.rounds.conduct import REFUSED_SPREAD
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.drafting import Drafts
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.proposals import Lead, Pending, forced_value
+from dilocox_peer.peer.rounds.proposals import Lead, Pending, failed_before, forced_value
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.peer.rounds.turns import Turns
@@ -136,7 +135,8 @@ class Ballots:
             return [], reason
         guilty = [self._conduct.proof_against(peer) for peer in value.roster if peer != sender]
         if pending is None or ballot > pending.ballot:
-            self.pending = Pending(ballot, value, sender, message.signature, message.promises, now)
+            failed = failed_before(value, self._holdings)
+            self.pending = Pending(ballot, value, sender, message.signature, message.promises, now, failed)
         self._turns.follow(ballot, now)
         if self._slicing is not None:
             self._slicing.on_proposed(sender, value, now)
@@ -291,8 +291,7 @@ class Ballots:
             is_slow = now - pending.since >= seat.pace.ballot_s / 2  # whoever it was asked of first
             sources = [thing.holder, pending.leader, *seat.others]
             actions += self._arrivals.want_thing(thing, self._conduct.best_first(sources), now, elsewhere=is_slow)
-        bad = {name for name in pending.value.blobs if self._holdings.is_refused(name) or self._holdings.failures(name)}
-        if bad - pending.nacked:
+        if (bad := pending.bad(self._holdings)) - pending.nacked:
             pending.nacked |= bad
             actions.append(self._seat.nack(pending.leader, pending.ballot, tuple(sorted(bad))))
         return actions
@@ -431,12 +430,11 @@ class Ballots:
         }
 
     def _is_hindrance(self, value: Value, now: float) -> bool:
-        seat = self._seat
         return (
             not self._may_accept(value)
             or any(self._is_hopeless(name) for name in value.blobs)
-            or seat.why_not_planned(value) is not None
-            or any(self.jury.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
+            or self.jury.would_refuse(value, now)
+            or (self._slicing is not None and self._slicing.why_not_vouched(value) is not None)
         )
 
     def _is_hopeless(self, blob: Digest) -> bool:
@@ -487,11 +485,12 @@ class Ballots:
         return [Note(ContributionRefused(peer, self._seat.place.round + 1, reason)) for peer in guilty]
 
     def settle(self, certificate: Certificate, now: float) -> list[Note]:
-        """What this round tells of the others; call when it is certified. Gives back whose contributions it goes without."""
+        """What this round, certified, tells of the others. Gives back whose contributions it goes without."""
         alive = {peer for peer in self._members.alive(now) if self._members.takes_part(peer, now)}
+        able = alive if self._slicing is None or not self._slicing.excuses(certificate, now) else ()
         self.jury.hear_certificate(certificate)
         self._arrivals.settle(certificate.value.entries, now)
-        self.jury.settle_leaders(certificate.ballot, alive, now, is_late=self._arrivals.leader_is_late(now))
+        self.jury.settle_leaders(certificate.ballot, able, now, is_late=self._arrivals.leader_is_late(now))
         self._conduct.round_certified(self._seat.place.roster, alive, now)
         return self._arrivals.missed_by(certificate, now)
 

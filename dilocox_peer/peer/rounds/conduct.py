@@ -45,9 +45,10 @@ MISSED, SILENT, LATE, DELIVERED, DOUBT, MOST = (
     16,
     48,
 )  # points: two contributions missed are a doubt, eight delivered undo one
-NO_DELIVERY, NO_OFFER = (
+NO_DELIVERY, NO_OFFER, NO_RESULT = (
     "its contributions are offered and do not arrive",
     "it trains and offers no contribution in time",
+    "what it says that slices came to does not arrive",
 )
 BALLOTS_A_HEAD = 2  # of a member's that are heeded at once; one more each time a ballot's time has passed
 WORK_SPREAD = 256.0
@@ -195,6 +196,10 @@ class Conduct:
     def silent(self, peer: PeerId) -> None:
         """The round is certified, its offer was waited for to the end, and none came though it trains."""
         self._missed(peer, SILENT, NO_OFFER)
+
+    def withheld(self, peer: PeerId) -> None:
+        """What it said that a slice came to was asked for in vain."""
+        self._missed(peer, SILENT, NO_RESULT)
 
     def came(self, blob: Digest, now: float) -> None:
         """A contribution is here."""

@@ -33,13 +33,24 @@ class Drafts:
         if self._slicing is None:
             return self._value(entries, now), []
         # Also when none is here: where another steps in for who is slow, it has none of them yet.
-        entries = self._slicing.asked(sorted(entries, key=lambda entry: entry.peer), now)
+        entries = sorted(entries, key=lambda entry: entry.peer)
+        asked = self._slicing.asked(entries, now)
+        if all(
+            self._may_name(entry, excluded, now) for entry in asked
+        ):  # another leader's inputs may have what we would not
+            entries = asked
         if not entries:
             return self._value((), now), []
         results = self._slicing.results(entries)
         if results is None or any(result.blob in excluded for result in results):
             return None, self._slicing.ask(ballot, entries, now)
         return self._value(entries, now, results), []
+
+    def _may_name(self, entry: Entry, excluded: Collection[Digest], now: float) -> bool:
+        """Whether a contribution that another has named is one as far as we know: its author says so, or has said nothing here."""
+        is_said = self._arrivals.offers.get(entry.peer) in (None, entry) and entry.peer != self._seat.me
+        is_said = is_said or entry == self._arrivals.own
+        return is_said and entry.blob not in excluded and not self._jury.why_not_worked(entry, now)
 
     def _believed(self, excluded: Collection[Digest], now: float) -> list[Entry]:
         entries = []

@@ -5,12 +5,13 @@ lost in every round, so that nobody waits for each: what all but few hold counts
 inputs (averages.py); whoever sees that another names others' contributions and not its own offers it again (arrivals.py).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from dilocox_peer.peer.rounds.contract import Action
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import MAX_ROSTER
 from dilocox_peer.wire.rounds import Gathered
 
 FEW = 8  # one of so many averagers may lack what all others hold: its word, or the offer to it, is lost
@@ -74,11 +75,12 @@ class Gathering:
 
     # ---- what we say ----
 
-    def hold(self, gathered: frozenset[Digest]) -> bool:
-        """That we hold these; whether that is news."""
-        if gathered == self._words.get(self._seat.me, frozenset()):
+    def hold(self, gathered: Sequence[Digest]) -> bool:
+        """That we hold these, as many of the first as a word has room for: named inputs may have others than are offered by now. Whether that is news."""
+        tables = frozenset(gathered[:MAX_ROSTER])
+        if tables == self._words.get(self._seat.me, frozenset()):
             return False
-        self._words[self._seat.me], self._num_told = gathered, 0
+        self._words[self._seat.me], self._num_told = tables, 0
         return True
 
     def say(self, now: float, *, is_all: bool, is_late: bool) -> list[Action]:

@@ -11,6 +11,7 @@ from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.conduct import BALLOTS_A_HEAD, REFUSED_SPREAD
 from dilocox_peer.peer.rounds.justified import Witness, is_forced, promise_statement
 from dilocox_peer.peer.rounds.justified import why_not_justified as unjustified
+from dilocox_peer.peer.rounds.named import why_not_signed
 from dilocox_peer.peer.rounds.proposals import Pending
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.types import PeerId
@@ -64,9 +65,19 @@ class Jury:
             return reason
         for entry in value.entries:
             if reason := self.why_not_worked(entry, now, REFUSED_SPREAD):
-                self._conduct.strike(entry.peer, "claimed", reason)
+                if (offered := self._arrivals.offers.get(entry.peer)) == entry:
+                    self._conduct.strike(entry.peer, "claimed", reason)
+                elif offered is not None:
+                    self._conduct.strike(
+                        leader, "led", f"says that {entry.peer} {reason}, which that has not said here"
+                    )
                 return f"has an entry of {entry.peer} that {reason}"
         return None
+
+    def would_refuse(self, value: Value, now: float) -> bool:
+        """As why_not_believed, of a value that nobody proposes to us."""
+        is_overdone = any(self.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
+        return is_overdone or self._seat.why_not_planned(value) is not None
 
     def why_withheld(self, leader: PeerId, message: Propose) -> str | None:
         """Why we do not vote for what leaves out, by the leader's choice, the directive of the run's owner that is known here."""
@@ -152,6 +163,8 @@ class Jury:
             return f"accepted in ballot {accepted.ballot} what its leader did not sign"
         if reason := self.why_not_justified(accepted.ballot, value, accepted.promises):
             return f"accepted what {reason}"
+        if reason := why_not_signed(value, seat.place, seat.owner.verify):
+            return f"accepted {reason}"  # which no honest member did
         self.hear(leader, seat.voted(value, accepted.signature, ballot=ballot))
         self.hear_promises(accepted.ballot, accepted.promises)
         return None
@@ -192,7 +205,8 @@ class Jury:
     # ---- what became of it ----
 
     def settle_leaders(self, certified: int, alive: Collection[PeerId], now: float, *, is_late: bool) -> None:
-        """A ballot is certified: what its leader and those of others were worth. is_late: the first had its time."""
+        """A ballot is certified: what its leader and those of others were worth. alive: those of whom something was to be expected. is_late: the first had
+        its time."""
         seat, conduct = self._seat, self._conduct
         leader = seat.leader(certified)
         conduct.led(leader)

@@ -1,11 +1,12 @@
-"""A ballot under way: one of ours that we lead, or another's proposal (ballots.py); and the inputs that are averaged for one (averages.py). Pure."""
+"""A ballot under way: one of ours that we lead, or another's proposal (ballots.py). Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Entry, SliceOutcome, Value
+from dilocox_peer.wire.chain import Value
 from dilocox_peer.wire.rounds import Accepted, Justification, Nack, Promised
 
 
@@ -43,6 +44,11 @@ class Lead:
         return False
 
 
+def failed_before(value: Value, holdings: Holdings) -> dict[Digest, int]:
+    """How often each result of a value was asked for in vain."""
+    return {result.blob: holdings.failures(result.blob) for result in value.results}
+
+
 def forced_value(promises: Mapping[PeerId, Accepted | None]) -> Value | None:
     """The accepted value of the highest ballot that they name."""
     accepted = [each for each in promises.values() if each is not None]
@@ -51,7 +57,8 @@ def forced_value(promises: Mapping[PeerId, Accepted | None]) -> Value | None:
 
 @dataclass(slots=True)
 class Pending:
-    """A proposal of another that is accepted as soon as its blobs are here."""
+    """A proposal of another that is accepted as soon as its blobs are here. failed: results of it that were asked for in vain before, and how often: its
+    leader may have them."""
 
     ballot: int
     value: Value
@@ -59,20 +66,13 @@ class Pending:
     signature: bytes
     promises: Justification
     since: float
+    failed: Mapping[Digest, int]
     nacked: set[Digest] = field(default_factory=set)
 
-
-@dataclass(slots=True)
-class Named:
-    """Inputs that a leader has named. said: of each slice, who says what, with its signature. told: how much of ours."""
-
-    entries: tuple[Entry, ...]
-    leader: PeerId
-    since: float
-    said: dict[int, dict[PeerId, tuple[SliceOutcome, bytes]]] = field(default_factory=dict)
-    under_way: set[int] = field(default_factory=set)
-    settled: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    told: set[tuple[int, frozenset[PeerId]]] = field(default_factory=set)
-    is_untold: bool = False  # something of ours
-    is_news: bool = False
+    def bad(self, holdings: Holdings) -> set[Digest]:
+        """What of it is not to be had."""
+        return {
+            name
+            for name in self.value.blobs
+            if holdings.is_refused(name) or holdings.failures(name) > self.failed.get(name, 0)
+        }

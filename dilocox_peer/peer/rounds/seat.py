@@ -16,7 +16,7 @@ from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.ranks import by_rank
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate, Plan, Value, acceptance
+from dilocox_peer.wire.chain import MAX_ROSTER, Certificate, Plan, Value, acceptance
 from dilocox_peer.wire.directives import Directive
 from dilocox_peer.wire.rounds import Accepted, Ack, Message, Nack, Promised, Statement
 
@@ -138,7 +138,7 @@ class Seat:
         return Send(to, Ack(*self.at(), ballot, value.digest(), signature))
 
     def nack(self, to: PeerId, ballot: int, blobs: tuple[Digest, ...]) -> Send:
-        return Send(to, Nack(*self.at(), ballot, self.votes.promised, blobs))
+        return Send(to, Nack(*self.at(), ballot, self.votes.promised, blobs[:MAX_ROSTER]))
 
     def jittered(self, seconds: float) -> float:
         """Up to a fifth longer, so that peers do not act in step."""

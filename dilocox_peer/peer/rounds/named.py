@@ -1,0 +1,124 @@
+"""Inputs that a leader has named, and what members say that slices of their mean came to. Pure.
+
+What two say, and not as many another thing, is a result. Whose words count is asked of who keeps them (averages.py): not of one that was found
+wrong before, where others speak, and not of what is nowhere to be had. So two that say what nobody can fetch, or what others
+contradict, hold a slice up for as long as it takes the next in order to step in.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from dilocox_peer.contract import Note
+from dilocox_peer.events_of_rounds import AveragesDiffer
+from dilocox_peer.peer.rounds.chain import Place, Verifier
+from dilocox_peer.peer.rounds.contract import Action
+from dilocox_peer.peer.rounds.slices import supporters
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import VOUCHING, Entry, Result, SliceOutcome, Value, average_statement, inputs_of
+
+SliceWords = dict[PeerId, tuple[SliceOutcome, bytes]]
+"""What each member says of a slice, with its signature."""
+
+
+@dataclass(slots=True)
+class Named:
+    """said: of each slice. settled: slices whose result is known and to be had, by now; known: that ever were. opened: since when others are not. settled_at: when the last one was.
+    misers: who said of a slice what was then asked for in vain. tried: how often, of each such result."""
+
+    entries: tuple[Entry, ...]
+    since: float
+    said: dict[int, SliceWords] = field(default_factory=dict)
+    under_way: set[int] = field(default_factory=set)
+    settled: set[int] = field(default_factory=set)
+    known: set[int] = field(default_factory=set)
+    opened: dict[int, float] = field(default_factory=dict)
+    settled_at: float = 0.0
+    misers: set[tuple[PeerId, int]] = field(default_factory=set)
+    tried: dict[Digest, int] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    told: set[tuple[int, frozenset[PeerId]]] = field(default_factory=set)
+    is_untold: bool = False  # something of ours
+    is_news: bool = False
+
+    def open_s(self, index: int, now: float) -> float:
+        """How long a slice has had no result."""
+        return 0.0 if index in self.settled else now - self.opened.get(index, self.since)
+
+    def is_open(self, count: int, then: float) -> bool:
+        """Whether some of so many slices had no result then."""
+        return len(self.settled) < count or self.settled_at > then
+
+    def settle(self, index: int, now: float, *, is_settled: bool) -> bool:
+        """Notes whether a slice has a result by now; whether that is otherwise than before."""
+        if is_settled == (index in self.settled):
+            return False
+        if is_settled:
+            self.settled.add(index)
+            self.settled_at = now
+            self.is_news |= index not in self.known  # once a slice: whoever says it piece by piece holds nobody up
+            self.known.add(index)
+        else:
+            self.settled.discard(index)
+            self.opened[index] = now
+        return True
+
+
+def result_of(said: SliceWords, order: Sequence[PeerId]) -> Result | None:
+    """What two say, and not as many another thing. said: of one slice, whose members that may average are in this order."""
+    counts = Counter(outcome for outcome, _ in said.values())
+    most = sorted(counts.values(), reverse=True)
+    if not most or most[0] < VOUCHING or (len(most) > 1 and most[0] == most[1]):
+        return None
+    outcome = max(counts, key=lambda each: counts[each])
+    first = sorted((peer for peer in said if said[peer][0] == outcome), key=order.index)[:VOUCHING]
+    return Result(*outcome, tuple((peer, said[peer][1]) for peer in first))
+
+
+def are_as_many(said: SliceWords, result: Result, by: Iterable[PeerId]) -> bool:
+    """Whether as many as these, by, say the same other thing."""
+    supporting = set(by)
+    others = Counter(
+        outcome for peer, (outcome, _) in said.items() if outcome != result.outcome and peer not in supporting
+    )
+    return max(others.values(), default=0) >= len(supporting)
+
+
+def are_passed_over(
+    value: Value, said: Sequence[SliceWords], orders: Sequence[Sequence[PeerId]], may: Callable[[PeerId], bool]
+) -> bool:
+    """Whether others that are here, and may average, come before all but one of those that support a result, and have not said what it is."""
+    for result, words, order in zip(value.results, said, orders, strict=True):
+        by = supporters(result, words)
+        before = order[: sorted(map(order.index, by))[VOUCHING - 1]]
+        if any(peer not in by and peer not in words and may(peer) for peer in before):
+            return True
+    return False
+
+
+def told_apart(batch: Named, index: int, place: Place) -> list[Action]:
+    """News of members that came to different results from the same, once."""
+    outcomes = {outcome for outcome, _ in batch.said[index].values()}
+    key = index, frozenset(batch.said[index])
+    if max(Counter(outcome.base for outcome in outcomes).values()) < 2 or key in batch.told:
+        return []
+    batch.told.add(key)
+    shown = tuple(
+        (peer, average_statement(place.stage, place.head, inputs_of(batch.entries), index, outcome).hex(), signature.hex())
+        for peer, (outcome, signature) in sorted(batch.said[index].items())
+    )  # fmt: skip
+    return [Note(AveragesDiffer(place.round + 1, index, shown))]
+
+
+def why_not_signed(value: Value, place: Place, verify: Verifier, known: Sequence[SliceWords] = ()) -> str | None:
+    """Why the results of a value are not those that its members signed at this place, or None. known: words that were verified, by slice."""
+    if not value.results:
+        return None
+    inputs = inputs_of(value.entries)
+    for index, result in enumerate(value.results):
+        heard = known[index] if known else {}
+        statement = average_statement(place.stage, place.head, inputs, index, result.outcome)
+        for peer, signature in result.by:
+            if heard.get(peer) != (result.outcome, signature) and not verify(peer, statement, signature):
+                return f"a result of slice {index} that {peer} has not signed"
+    return None
