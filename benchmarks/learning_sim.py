@@ -548,9 +548,12 @@ def bytes_of_round(blob_sizes: Sequence[int], *, inner_steps: int = 32) -> int:
     value = Value("round", 1000, 1000, 4000, entries, peers, Plan("lowrank-int4", 64, inner_steps), digest)
     certificate = Certificate(0, digest, 0, 1000, value, tuple((peer, signature) for peer in peers))
     place = (0, digest, 0)
-    offer = Offer(*place, entries[0])
+    offer = Offer(*place, entries[0], signature)
     beat = Heartbeat(*place, 1 << 41, 1000, 1000, 4000, 1001, inner_steps, True, digest)
-    of_leader: list[Message] = [Propose(*place, 0, value, signature), Cert(*place, certificate)]
+    of_leader: list[Message] = [
+        Propose(*place, 0, value, signature, (), (signature,) * count),
+        Cert(*place, certificate),
+    ]
     ack = Ack(*place, 1000, digest, signature)
 
     def framed(size_bytes: int) -> int:

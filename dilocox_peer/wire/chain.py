@@ -283,6 +283,19 @@ class AverageSaid(Declared, frozen=True, tag="dilocox-average"):
     residual: Hash
 
 
+class OfferSaid(Declared, frozen=True, tag="dilocox-offer"):
+    """I offer this contribution on top of head."""
+
+    stage: StageNumber
+    head: Hash
+    entry: Entry
+
+
+def offer_statement(stage: int, head: Digest, entry: Entry) -> bytes:
+    """The bytes that the author of a contribution signs: whoever else names it shows them."""
+    return encode(OfferSaid(stage, head, entry))
+
+
 def average_statement(stage: int, head: Digest, inputs: Digest, index: int, outcome: SliceOutcome) -> bytes:
     """The bytes that whoever averages a slice signs."""
     return encode(AverageSaid(stage, head, inputs, index, *outcome))

@@ -49,19 +49,21 @@ class Promised(Declared, frozen=True):
 
 Justification = tuple[Promised, ...]
 Promises = Annotated[Justification, Meta(max_length=MAX_ROSTER)]
+Signatures = Annotated[tuple[Signature, ...], Meta(max_length=MAX_ROSTER)]
 
 
 class Accepted(Declared, frozen=True):
     """The value this peer has accepted last, and in which ballot. Its blobs are held.
 
     signature: of the leader's own acceptance, b"" in a log of before; promises: that let it propose this (ballots above 0).
-    With both a later leader can show that it did not make the value up, and a restarted one propose it again.
+    With both a later leader can show that it did not make the value up, and a restarted one propose it again. authors: as in Propose; none in a log of before.
     """
 
     ballot: Number
     value: Value
     signature: Annotated[bytes, Meta(max_length=MAX_SIGNATURE_BYTES)] = b""
     promises: Promises = ()
+    authors: Signatures = ()
 
     @property
     def named(self) -> tuple[int, Digest]:
@@ -122,19 +124,21 @@ class Leave(Placed, frozen=True, tag=1):
 
 
 class Offer(Placed, frozen=True, tag=2):
-    """My contribution on top of head; its blob is to be had from me."""
+    """My contribution on top of head; its blob is to be had from me. signature: over chain.offer_statement."""
 
     entry: Entry
+    signature: Signature
 
 
 class Propose(Placed, frozen=True, tag=3):
     """The leader of ballot asks for value to be accepted. signature: of its own acceptance; promises: in a ballot above 0, the
-    quorum of them that lets it propose this value."""
+    quorum of them that lets it propose this value. authors: of each entry in it, its author's signature (Offer)."""
 
     ballot: Number
     value: Value
     signature: Signature
     promises: Promises = ()
+    authors: Signatures = ()
 
 
 class Ack(Placed, frozen=True, tag=4):
@@ -244,10 +248,11 @@ class Gathered(Placed, frozen=True, tag=18):
 
 
 class Inputs(Placed, frozen=True, tag=19):
-    """The leader of ballot asks for these to be averaged."""
+    """The leader of ballot asks for these to be averaged. authors: as in Propose."""
 
     ballot: Number
     entries: Annotated[tuple[Entry, ...], Meta(min_length=1, max_length=MAX_ROSTER)]
+    authors: Signatures
 
 
 class Average(Declared, frozen=True):

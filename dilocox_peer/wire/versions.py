@@ -7,7 +7,7 @@ then. docs/protocol.md has the table of what a refusal means to whom.
 
 from typing import Final
 
-ROUNDS: Final = 2  # messages about rounds; 1 had votes without an order
+ROUNDS: Final = 3  # messages about rounds; 2 had offers that nobody had signed, 1 votes without an order
 LOG: Final = 2  # records of rounds.log; 1 had no checkpoint, and votes without an order
 PAGED: Final = 3  # the first record of a rounds.log whose older certificates lie in rounds.past beside it
 CHAIN: Final = 1  # a page of a chain, and the chain of a copy on disk

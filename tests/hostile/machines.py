@@ -17,7 +17,7 @@ from dilocox_peer.peer.rounds.drafting import Drafts
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.sitting import Sitting
 from dilocox_peer.types import Digest, PeerId, sha256
-from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value, offer_statement
 from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.rounds import Accepted, Ack, Cert, Heartbeat, Offer, Prepare, Promise, Propose
 
@@ -58,7 +58,9 @@ class OffersNothing(Hostile):
         if self._offered_at != self.head and self.sitting.seat.is_member:
             self._offered_at = self.head
             mine = self._fake(Entry(self._owner.peer, self._owner.incarnation, self.head, 10, 8, self.state_digest))
-            actions += [Send(peer, Offer(*self.sitting.seat.at(), mine)) for peer in self.sitting.seat.others]
+            seat = self.sitting.seat
+            signature = self._owner.sign(offer_statement(seat.place.stage, self.head, mine))
+            actions += [Send(peer, Offer(*seat.at(), mine, signature)) for peer in seat.others]
         return actions
 
 
@@ -153,7 +155,12 @@ class Equivocates(Hostile):
             signature = seat.signature(value, view=seat.place.view, ballot=message.ballot)
             self._others[key] = (value, {seat.me: signature})
         value, signatures = self._others[key]
-        return replaced(message, value=value, signature=signatures[seat.me])
+        authors = tuple(
+            signature
+            for entry, signature in zip(message.value.entries, message.authors, strict=True)
+            if entry in value.entries
+        )
+        return replaced(message, value=value, signature=signatures[seat.me], authors=authors)
 
     def _certify_other(self, sender: PeerId, ack: Ack) -> list[Action]:
         found = self._others.get((ack.head, ack.ballot))

@@ -13,7 +13,7 @@ from dilocox_peer.peer.rounds.chain import Place, place_after, vote_for
 from dilocox_peer.peer.rounds.contract import Action, Input, Persist, Received, Send
 from dilocox_peer.peer.rounds.durable import encode_record
 from dilocox_peer.types import Digest, PeerId, sha256
-from dilocox_peer.wire.chain import Certificate, Entry, Value, acceptance
+from dilocox_peer.wire.chain import Certificate, Entry, Value, acceptance, offer_statement
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.rounds import (
@@ -263,11 +263,15 @@ class Hostile(Node):
         if machine is not None and not self.member:
             self._tell(Leave(0, machine.head, machine.view, self.incarnation))
 
+    def _offer(self, head: Digest, view: int, entry: Entry) -> Offer:
+        return Offer(0, head, view, entry, self._sign(self.peer)(offer_statement(0, head, entry)))
+
     def _offer_twice(self) -> None:
         machine = self._an_honest_machine()
         if machine is not None:
             blob = sha256(str(self.world.rng.random()).encode())
             victim = self.world.rng.choice(self._victims())
-            self._tell(Offer(0, machine.head, machine.view, Entry(victim, 1, blob, 10, 8)))  # in another's name
+            self._tell(self._offer(machine.head, machine.view, Entry(victim, 1, blob, 10, 8)))  # in another's name
             if not self.member:
-                self._tell(Offer(0, machine.head, machine.view, Entry(self.peer, self.incarnation, blob, 10, 8)))
+                entry = Entry(self.peer, self.incarnation, blob, 10, 8)
+                self._tell(self._offer(machine.head, machine.view, entry))

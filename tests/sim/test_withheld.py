@@ -11,7 +11,7 @@ from dilocox_peer.peer.rounds.contract import Action, FetchBlob, Send
 from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.slices import ranked
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
-from dilocox_peer.wire.chain import Certificate, Result, SliceOutcome, acceptance, average_statement
+from dilocox_peer.wire.chain import Certificate, Entry, Result, SliceOutcome, Value, acceptance, average_statement
 from dilocox_peer.wire.rounds import (
     Accepted,
     Average,
@@ -26,7 +26,7 @@ from dilocox_peer.wire.rounds import (
 )
 
 from .scenario import starter
-from .world import Network, Node, World, certificates_of, parts_of, sign_as
+from .world import Network, Node, World, blob_of, certificates_of, parts_of, sign_as
 
 HOSTILE = PeerId("p03")
 
@@ -117,7 +117,9 @@ def test_two_that_say_what_a_slice_came_to_and_give_it_to_nobody_are_stepped_in_
 
     world.deliver = withhold  # type: ignore[method-assign]
     assert world.rounds_in(100.0) >= 10
-    assert world.doubted_but_by(pair) == pair
+    assert pair <= world.doubted_but_by(pair)
+    others = [by - pair for peer, by in world.doubted.items() if peer not in pair]
+    assert all(len(by) <= 1 for by in others), "a leader that could not have it, by one that could"
 
 
 def test_two_that_contradict_a_result_when_it_is_known_are_decided_against() -> None:
@@ -177,6 +179,41 @@ def test_a_leader_cannot_have_another_doubted_for_work_that_it_makes_up(slices: 
     world.deliver = overstate  # type: ignore[method-assign]
     world.rounds_in(80.0)
     assert made_up, "it led"
+    assert world.doubted_but_by({liar}) == {liar}
+
+
+@pytest.mark.parametrize("slices", [0, 4])
+def test_a_leader_cannot_put_contributions_of_its_own_in_the_place_of_others(slices: int) -> None:
+    """Two of five had been replaced: three fifths of the mean were its own, and the others signed that."""
+    world = Withholding(5, slices)
+    liar, victims = PeerId("p01"), [PeerId("p02"), PeerId("p03")]
+    deliver, made_up = world.deliver, dict[bytes, tuple[Value, bytes]]()
+
+    mine = [blob_of([(str(liar), 7, 1000 + number)], malformed=False) for number in range(2)]
+    world.nodes[liar].disk.blobs.update({sha256(blob): blob for blob in mine})
+
+    def replaced_in(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        of_its_own = dict(zip(victims, mine, strict=True))
+        return tuple(
+            msgspec.structs.replace(each, blob=sha256(of_its_own[each.peer])) if each.peer in victims else each
+            for each in entries
+        )
+
+    def put(sender: PeerId, to: PeerId, message: Message) -> None:
+        if sender == liar and isinstance(message, Inputs):
+            message = msgspec.structs.replace(message, entries=replaced_in(message.entries))
+        elif sender == liar and isinstance(message, Propose) and message.ballot == 0:
+            value = msgspec.structs.replace(message.value, entries=replaced_in(message.value.entries))
+            said = acceptance(message.stage, message.head, message.view, 0, value)
+            vote = made_up.setdefault(message.head, (value, vote_for(said, int(1000 * world.now), sign_as(liar))))
+            message = msgspec.structs.replace(message, value=vote[0], signature=vote[1])
+        deliver(sender, to, message)
+
+    world.deliver = put  # type: ignore[method-assign]
+    assert world.rounds_in(80.0) >= 4
+    assert liar in world.doubted_but_by({liar})
+    names = set(map(sha256, mine))
+    assert not any(entry.blob in names for each in world.chain() for entry in each.value.entries)
     assert world.doubted_but_by({liar}) == {liar}
 
 

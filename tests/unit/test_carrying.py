@@ -10,7 +10,7 @@ ME, HEAD = PeerId("me"), sha256(b"head")
 
 
 def offer(table: bytes) -> Offer:
-    return Offer(0, HEAD, 0, Entry(ME, 1, sha256(table), 10, 1))
+    return Offer(0, HEAD, 0, Entry(ME, 1, sha256(table), 10, 1), b"s" * 64)
 
 
 def closed(table: bytes, *, sliced: bool = True) -> Closed:

@@ -298,7 +298,7 @@ async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_a
 async def test_a_table_comes_beside_its_offer_and_is_not_fetched(tmp_path: Path) -> None:
     loop, table, sent, done = asyncio.get_running_loop(), b"a table", list[Message](), list[Any]()
     author, stranger, part = PeerId("author"), PeerId("stranger"), BlobPart("table")
-    offer = Offer(0, sha256(b"head"), 1, Entry(author, 1, sha256(table), 10, 1))
+    offer = Offer(0, sha256(b"head"), 1, Entry(author, 1, sha256(table), 10, 1), b"s" * 64)
     has_come = asyncio.Event()
 
     async def send_all(_peer: PeerId, messages: Sequence[bytes], _timeout_s: float) -> list[str]:

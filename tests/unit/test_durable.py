@@ -9,6 +9,7 @@ from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes, encode_record, load_log
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Plan, decode_chain, encode_chain
+from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.journal import MAX_LEFT
 from dilocox_peer.wire.rounds import Accepted
 
@@ -38,13 +39,13 @@ def test_records_add_up() -> None:
 
 
 def golden() -> list[tuple[str, bytes]]:
-    """What the code wrote before its records were declared; `before`: what an earlier one wrote still."""
+    """What the code wrote before its records were declared; `before`, `unsigned`: what earlier ones wrote."""
     lines = (Path(__file__).parent / "golden" / "journal.txt").read_text().splitlines()
     return [(kind, bytes.fromhex(raw)) for kind, _, raw in (line.partition(" ") for line in lines)]
 
 
 def test_a_log_on_disk_is_read_and_would_be_written_the_same() -> None:
-    *records, (_, before), (_, chain) = golden()
+    *records, (_, before), (_, unsigned), (_, chain) = golden()
     raw = b"".join(raw for _, raw in records)
     loaded = load_log(raw, GENESIS.head)
     assert (loaded.reason, loaded.valid_bytes) == ("", len(raw))
@@ -55,6 +56,7 @@ def test_a_log_on_disk_is_read_and_would_be_written_the_same() -> None:
     assert voted is not None
     assert voted.votes.accepted is not None
     assert len(voted.votes.accepted.promises) == 2
+    assert len(voted.votes.accepted.authors) == 1
     assert voted.checkpoint is not None
     assert encode_record(Durable(0, (FIRST,), Votes(FIRST.head))) == records[0][1]
     assert encode_record(replace(voted, keep=1, appended=())) == records[1][1]
@@ -63,6 +65,9 @@ def test_a_log_on_disk_is_read_and_would_be_written_the_same() -> None:
     older = load_log(records[0][1] + before, GENESIS.head).durable
     assert older is not None
     assert older.votes.accepted == Accepted(3, SECOND.value)
+    unshown = load_log(records[0][1] + unsigned, GENESIS.head).durable
+    assert unshown is not None
+    assert unshown.votes.accepted == replaced(voted.votes.accepted, authors=()), "as it was before authors signed"
 
     assert decode_chain(chain, len(chain)) == [FIRST, SECOND]
     assert encode_chain([FIRST, SECOND]) == chain

@@ -58,9 +58,9 @@ PROMISES = (Promised(SENDER, None, b"s" * 64), Promised(PeerId("12D3KooWOther"),
 MESSAGES: list[Message] = [
     Heartbeat(*AT, 17, 3, 2, 5, 4, 11, True, b""),
     Leave(*AT, 17),
-    Offer(*AT, ENTRY),
+    Offer(*AT, ENTRY, b"s" * 64),
     Propose(*AT, 0, VALUE, b"s" * 64),
-    Propose(*AT, 3, VALUE, b"s" * 64, PROMISES),
+    Propose(*AT, 3, VALUE, b"s" * 64, PROMISES, (b"a" * 64, b"b" * 64)),
     Ack(*AT, 3, VALUE.digest(), b"s" * 64),
     Nack(*AT, 3, 5, (ENTRY.blob,)),
     Prepare(*AT, 3),
@@ -143,8 +143,8 @@ def test_what_is_hashed_and_signed_is_what_it_was() -> None:
 
 
 def test_who_must_update_is_said() -> None:
-    assert "version 1, this peer speaks 2: who wrote it must update" in refused(MESSAGES[0], 0, 1)
-    assert "version 3, this peer speaks 2: this peer must update" in refused(MESSAGES[0], 0, 3)
+    assert "version 2, this peer speaks 3: who wrote it must update" in refused(MESSAGES[0], 0, 2)
+    assert "version 4, this peer speaks 3: this peer must update" in refused(MESSAGES[0], 0, 4)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -185,7 +185,7 @@ def refused(message: Message, position: int, value: object) -> str:
 
 def test_fields_of_the_wrong_type_length_or_range_are_refused() -> None:
     beat = MESSAGES[0]
-    assert "version 3" in refused(beat, 0, 3)
+    assert "version 4" in refused(beat, 0, 4)
     assert "Invalid value 99 - at `$[0]`" in refused(beat, 1, 99)
     assert "`int` >= 0 - at `$[1]`" in refused(beat, 2, -1)  # a place counts from the kind on
     assert "`bytes` of length >= 32" in refused(beat, 3, b"short")

@@ -24,7 +24,7 @@ from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.passing import BURST_BYTES, ENVELOPE_BYTES, WINDOW, Passing
 from dilocox_peer.types import PeerId, sha256
-from dilocox_peer.wire.chain import Certificate, Entry, Plan, Report, Value
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Report, Value, offer_statement
 from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.rounds import (
     MAX_PASSED_BYTES,
@@ -301,7 +301,8 @@ def test_a_contribution_of_a_member_that_is_cut_off_is_asked_for_until_somebody_
     table = Table(B)
     table.hears(X)
     entry = Entry(A, 7, sha256(b"blob"), 100, 8, sha256(b"state"), Report())
-    [fetch] = fetches(table.hears(X, envelope(A, B, 1, Offer(0, START.head, 1, entry))))
+    offer = Offer(0, START.head, 1, entry, sign_as(A)(offer_statement(0, START.head, entry)))
+    [fetch] = fetches(table.hears(X, envelope(A, B, 1, offer)))
     assert fetch.sources == (X,), "and not of its author, to whom there is no path"
     again, doubted, is_under_way = 0, list[Action](), True
     for _ in range(200):
@@ -315,5 +316,5 @@ def test_a_contribution_of_a_member_that_is_cut_off_is_asked_for_until_somebody_
     table.feed(BlobMissing(entry.blob))
     table.hears(A)
     table.now += 2 * TIMING.blob_retry_s
-    [fetch] = fetches(table.hears(A, Offer(0, START.head, 1, entry)))
+    [fetch] = fetches(table.hears(A, offer))
     assert fetch.sources == (A,), "it is heard again"

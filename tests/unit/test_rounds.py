@@ -42,7 +42,7 @@ from dilocox_peer.peer.rounds.membership import MAX_KNOWN
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId, sha256
-from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value, acceptance
+from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value, acceptance, offer_statement
 from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.rounds import (
     Accepted,
@@ -232,8 +232,13 @@ def promised(at: At, ballot: int, peer: PeerId, accepted: tuple[int, Digest] | N
     return Promised(peer, accepted, signer(peer)(promise_statement(at, ballot, accepted)))
 
 
+def offered(at: At, entry: Entry) -> Offer:
+    return Offer(*at, entry, signer(entry.peer)(offer_statement(at[0], at[1], entry)))
+
+
 def proposal(at: At, leader: str, ballot: int, value: Value, promises: Sequence[Promised] = ()) -> Propose:
-    return Propose(*at, ballot, value, acceptance_of(at, PeerId(leader), ballot, value), tuple(promises))
+    authors = tuple(offered(at, entry).signature for entry in value.entries)
+    return Propose(*at, ballot, value, acceptance_of(at, PeerId(leader), ballot, value), tuple(promises), authors)
 
 
 def contributors(table: Table, name: str) -> list[str]:
@@ -327,6 +332,24 @@ def test_a_blob_refused_by_the_others_is_left_out() -> None:
         assert table.noted(honest, ContributionRefused) == [ContributionRefused(PeerId("b"), 1, "malformed")]
 
 
+def test_what_its_author_has_not_signed_is_neither_taken_nor_voted_for() -> None:
+    table = Table("a", "b", "c").start()
+    first, second, third = table.by_rank()
+    machine = table.machine(second)
+    at, place = machine.sitting.seat.at(), machine.sitting.seat.place
+    table.swallow = lambda sender, to, message: True
+    entry = Entry(PeerId(third), 1, sha256(b"x"), 1, 1)
+    assert refusals(table, second, third, Offer(*at, entry, b"x" * 32)) == [f"an entry that {third} has not signed"]
+    elsewhere = offered((at[0], sha256(b"another head"), at[2]), entry).signature
+    assert refusals(table, second, third, Offer(*at, entry, elsewhere)) == [f"an entry that {third} has not signed"]
+    good = proposal(at, first, 0, place.round_value([entry], place.roster))
+    unshown, forged = replaced(good, authors=()), replaced(good, authors=(b"x" * 32,))
+    assert refusals(table, second, first, unshown) == ["1 entries with 0 signatures of their authors"]
+    assert refusals(table, second, first, forged) == [f"an entry that {third} has not signed"]
+    assert [event.peer for event in table.noted(second, MemberDoubted)] == [first]
+    assert refusals(table, second, first, good) == []
+
+
 def test_who_offers_what_another_has_made_is_left_out() -> None:
     """It needs no more than the offer it hears; it names the same contribution, and claims the work. Who leads is another."""
     table = Table("a", "b", "c", "d").start()
@@ -334,7 +357,7 @@ def test_who_offers_what_another_has_made_is_left_out() -> None:
     made = table.offer(author)[PeerId(author)]
     copied = replaced(made, peer=PeerId(copier), micro_batches=64)
     at = (0, table.machine(leader).head, table.machine(leader).view)
-    table.give(PeerId(leader), Received(PeerId(copier), Offer(*at, copied)))
+    table.give(PeerId(leader), Received(PeerId(copier), offered(at, copied)))
     table.offer(*(name for name in "abcd" if name not in (author, copier)))
     table.wait(TIMING.offer_wait_start_s + 1.0)
     assert contributors(table, leader) == sorted(set("abcd") - {copier})
@@ -350,21 +373,19 @@ def test_a_leader_that_names_one_of_several_that_offer_the_same_is_not_doubted()
     assert [table.noted(name, MemberDoubted) for name in "abcd"] == [[], [], [], []]
 
 
-def test_for_a_bad_blob_that_nobody_has_offered_the_leader_that_proposes_it_answers() -> None:
-    """It may name anybody as its author: entries are not signed by those they are of."""
+def test_for_a_bad_blob_that_nobody_has_offered_here_its_author_answers_that_signed_it() -> None:
+    """Its leader may have heard the offer alone, and shows who signed it."""
     table = Table("a", "b", "c").start()
     leader = table.by_rank()[0]
-    framed, witness = (name for name in table.by_rank() if name != leader)
+    author, witness = (name for name in table.by_rank() if name != leader)
     place = table.seat(witness).place
     blob = sha256(b"made up")
     table.bad.add(blob)
-    value = place.round_value([Entry(PeerId(framed), 1, blob, 10, 8)], place.roster)
+    value = place.round_value([Entry(PeerId(author), 1, blob, 10, 8)], place.roster)
     at = (0, place.head, place.view)
     table.give(PeerId(witness), Received(PeerId(leader), proposal(at, leader, 0, value)))
     table.wait(10.0)
-    assert table.noted(witness, ContributionRefused) == [
-        ContributionRefused(PeerId(leader), 1, "malformed (it proposed it)")
-    ]
+    assert table.noted(witness, ContributionRefused) == [ContributionRefused(PeerId(author), 1, "malformed")]
 
 
 def test_a_leaders_vote_for_its_own_bad_blob_does_not_come_back() -> None:
@@ -630,7 +651,7 @@ def test_what_is_not_theirs_to_say_is_refused_with_the_reason() -> None:
         "proposes in ballot 0, which it does not lead"
     ]
     assert refusals(table, first, third, Prepare(*at, 1)) == ["prepares ballot 1, which it does not lead"]
-    assert refusals(table, first, second, Offer(*at, strange)) == [f"an offer in the name of {third}"]
+    assert refusals(table, first, second, offered(at, strange)) == [f"an offer in the name of {third}"]
     assert refusals(table, first, second, proposal(at, second, 1, replaced(value, weight=9))) == [
         "weight 9 after 0 with 0 entries"
     ]

@@ -164,14 +164,14 @@ def test_messages_about_slices_survive_the_wire_and_a_stranger_cannot_stretch_th
     average = Average(3, sha256(b"blob"), 9, b"", sha256(b"lost"), SIGNED)
     for message in (
         Gathered(*at, (sha256(b"table"),)),
-        Inputs(*at, 0, (entry(PEERS[0]),)),
+        Inputs(*at, 0, (entry(PEERS[0]),), (SIGNED,)),
         Averages(*at, sha256(b"inputs"), (average,)),
         Carried(*at, bytes(MAX_CARRIED_BYTES)),
     ):
         assert decode_message(encode_message(message), PEERS[0]) == message
     for stretched in (
         Gathered(*at, (sha256(b"table"),) * 65),
-        Inputs(*at, 0, ()),
+        Inputs(*at, 0, (), ()),
         Carried(*at, b""),
         Carried(*at, bytes(MAX_CARRIED_BYTES + 1)),
         Averages(*at, sha256(b"inputs"), (average,) * 65),
@@ -199,7 +199,7 @@ def test_what_slices_write_is_what_they_wrote() -> None:
     lines = (Path(__file__).parent / "golden" / "slices.txt").read_text().splitlines()
     assert [line.partition(" ")[::2] for line in lines] == [
         ("Gathered", encode_message(Gathered(*at, (sha256(b"table"),))).hex()),
-        ("Inputs", encode_message(Inputs(*at, 0, (entry(PEERS[0]),))).hex()),
+        ("Inputs", encode_message(Inputs(*at, 0, (entry(PEERS[0]),), (SIGNED,))).hex()),
         ("Averages", encode_message(Averages(*at, sha256(b"inputs"), (average,))).hex()),
         ("Carried", encode_message(Carried(*at, b"table")).hex()),
         ("Cert", encode_message(Cert(*at, Certificate(0, here.head, 1, 0, value, ((PEERS[0], SIGNED),)))).hex()),

@@ -11,14 +11,13 @@ from dilocox_peer.wire.rounds import (
     Ack,
     Contradiction,
     Nack,
-    Offer,
     Prepare,
     Promise,
     Proof,
     Propose,
     Statement,
 )
-from tests.unit.test_rounds import TIMING, Table, acceptance_of, contributors, promised, proposal, refusals
+from tests.unit.test_rounds import TIMING, Table, acceptance_of, contributors, offered, promised, proposal, refusals
 
 
 def test_an_offer_at_once_does_not_end_the_round_of_those_still_training() -> None:
@@ -29,7 +28,7 @@ def test_an_offer_at_once_does_not_end_the_round_of_those_still_training() -> No
     at = table.machine("a").sitting.seat.at()
     fake = Entry(liar, 1, sha256(b"nowhere"), 10, 8)
     for name in honest:
-        table.give(PeerId(name), Received(liar, Offer(*at, fake)))
+        table.give(PeerId(name), Received(liar, offered(at, fake)))
     table.wait(TIMING.offer_wait_start_s + 2.0)
     assert [table.machine(name).round for name in honest] == [0, 0, 0]
     table.offer(*honest)

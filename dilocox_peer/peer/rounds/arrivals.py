@@ -16,10 +16,12 @@ from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate, Entry, Thing
+from dilocox_peer.wire.chain import Certificate, Entry, Thing, offer_statement
 from dilocox_peer.wire.rounds import Offer
 
 MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
+MAX_SIGNED = 2 * MAX_INCARNATIONS  # entries of one peer, whoever names them
+UNSIGNED = bytes(64)
 MOST_UNTOLD = 2.0  # times as long as usual an offer in slices waits until it is told again for the first time
 
 
@@ -38,6 +40,7 @@ class Arrivals:
         self._began_at = now
         self.own: Entry | None = None
         self.offers: dict[PeerId, Entry] = {}
+        self._signed: dict[Entry, bytes] = {}  # by their authors, as we saw
         self._incarnations: dict[PeerId, int] = {}
         self._held_at: dict[Digest, float] = {}
         self.ended_at: float | None = None
@@ -53,6 +56,7 @@ class Arrivals:
     def offer(self, entry: Entry, now: float) -> None:
         """Our own contribution; its blob is held."""
         self.own = entry
+        self._signed[entry] = self._seat.owner.sign(self._statement(entry))
         if self._slicing is not None:
             self._slicing.offered(entry)
         if self._seat.is_member:
@@ -69,6 +73,8 @@ class Arrivals:
         known = self.offers.get(sender)
         if known == entry:
             return self.want(entry, now), None
+        if reason := self.why_not_signed([entry], [message.signature]):
+            return [], reason
         if known is not None and entry.incarnation < known.incarnation:
             return [], None
         if known is not None and entry.incarnation == known.incarnation:
@@ -82,6 +88,36 @@ class Arrivals:
         if self._is_here(entry.blob, now):
             self._held_at.setdefault(entry.blob, now)
         return self.want(entry, now), None
+
+    def _statement(self, entry: Entry) -> bytes:
+        return offer_statement(self._seat.place.stage, self._seat.place.head, entry)
+
+    def why_not_signed(
+        self, entries: Sequence[Entry], authors: Sequence[bytes], by: PeerId | None = None
+    ) -> str | None:
+        """Why these entries are not those that their authors signed here, or None. What verifies is remembered. by: the leader that names
+        them, which has seen the signatures if it is honest."""
+        if len(entries) != len(authors):
+            return f"{len(entries)} entries with {len(authors)} signatures of their authors"
+        for entry, signature in zip(entries, authors, strict=True):
+            if entry in self._signed:
+                continue
+            if not self._seat.owner.verify(entry.peer, self._statement(entry), signature):
+                if by is not None:
+                    self._conduct.strike(by, "led", f"named a contribution of {entry.peer} that this has not signed")
+                return f"an entry that {entry.peer} has not signed"
+            if sum(known.peer == entry.peer for known in self._signed) >= MAX_SIGNED:
+                return f"one more entry of {entry.peer} than are looked at on one head"
+            self._signed[entry] = signature
+        return None
+
+    def authors(self, entries: Iterable[Entry]) -> tuple[bytes, ...]:
+        """Their authors' signatures, which were shown here; of a value from a log of before there are none, and nobody follows it."""
+        return tuple(self._signed.get(entry, UNSIGNED) for entry in entries)
+
+    def signers(self, blob: Digest) -> set[PeerId]:
+        """Those that signed an offer of it, whoever showed that."""
+        return {entry.peer for entry in self._signed if entry.blob == blob}
 
     def on_held(self, blob: Digest, now: float) -> None:
         """Learns how late contributions come; the blob counts, not its announcement."""
@@ -228,7 +264,7 @@ class Arrivals:
             self._num_offered += 1
             self.again_at = now + self._seat.jittered(self._again_s())
         self._offered_at |= dict.fromkeys(others, now)
-        return [*send_all(others, Offer(*self._seat.at(), self.own))]
+        return [*send_all(others, Offer(*self._seat.at(), self.own, self._signed[self.own]))]
 
     def _again_s(self) -> float:
         """In slices others say that they have ours once all are here: the first time that is waited for, or it would be told again to all."""

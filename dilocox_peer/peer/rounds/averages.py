@@ -399,10 +399,10 @@ class Slicing:
         """What these contributions came to, if all of it is known and here."""
         return self.words.results(entries)
 
-    def ask(self, ballot: int, entries: Sequence[Entry], now: float) -> list[Action]:
-        """We lead: have these averaged. Those whose word is missing are asked again and again."""
+    def ask(self, ballot: int, entries: Sequence[Entry], authors: tuple[bytes, ...], now: float) -> list[Action]:
+        """We lead: have these averaged. authors: who made them, as they signed. Those whose word is missing are asked again and again."""
         name = inputs_of(entries)
-        message = Inputs(*self._seat.at(), ballot, tuple(entries))
+        message = Inputs(*self._seat.at(), ballot, tuple(entries), authors)
         asked: Iterable[PeerId] = self._seat.others
         if name not in self._batches:
             self._batches[name] = Named(tuple(entries), now)

@@ -15,6 +15,8 @@ believe in jury.py; a proposal that leaves out what we hold is accepted only whe
 Invariants: promised never falls; accepted.ballot <= promised; one value a ballot; Persist precedes what it backs.
 """
 
+from collections.abc import Iterable
+
 from dilocox_peer.contract import Note
 from dilocox_peer.events_of_rounds import ContributionRefused
 from dilocox_peer.peer.rounds.arrivals import Arrivals
@@ -25,7 +27,7 @@ from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.jury import Jury
 from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.proposals import Lead, Pending, failed_before, forced_value
+from dilocox_peer.peer.rounds.proposals import Lead, Pending, failed_before, forced_value, unhindered
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.peer.rounds.turns import Turns
@@ -83,7 +85,13 @@ class Ballots:
         self._interrupted: Accepted | None = None
         if accepted is not None:  # after a restart: nobody may have anything to offer again, so look at once
             self._end_round(now)
-            if accepted.ballot == seat.votes.promised and seat.is_voter and seat.leader(accepted.ballot) == seat.me:
+            is_shown = self._arrivals.why_not_signed(accepted.value.entries, accepted.authors) is None
+            if (
+                is_shown
+                and accepted.ballot == seat.votes.promised
+                and seat.is_voter
+                and seat.leader(accepted.ballot) == seat.me
+            ):
                 self._interrupted = accepted
 
     # ---- what comes in ----
@@ -118,6 +126,8 @@ class Ballots:
                 return [], "an offer in our name that is not ours"
         if not seat.verifies(sender, message.signature, value, view=seat.place.view, ballot=ballot):
             return [], "a signature that does not verify"
+        if reason := self._arrivals.why_not_signed(value.entries, message.authors, sender):
+            return [], reason
         if reason := self.jury.why_not_justified(ballot, value, message.promises):
             self._conduct.strike(sender, "led", reason)
             return [], reason
@@ -154,6 +164,8 @@ class Ballots:
             return [], f"names inputs in ballot {ballot}, {reason}"
         if ballot < promised:  # it proposes nothing yet that would be answered so
             return [self._seat.nack(sender, ballot, ())], None
+        if reason := self._arrivals.why_not_signed(message.entries, message.authors, sender):
+            return [], reason
         return self._slicing.on_inputs(sender, message, now)
 
     def _is_overheard(self, slicing: Slicing) -> bool:
@@ -281,7 +293,8 @@ class Ballots:
             if self.proposed_at is None:
                 self.proposed_at = now
                 self._turns.accepted(now)
-            accepted = Accepted(pending.ballot, pending.value, pending.signature, pending.promises)
+            authors = self._arrivals.authors(pending.value.entries)
+            accepted = Accepted(pending.ballot, pending.value, pending.signature, pending.promises, authors)
             return [
                 *self._backed(seat.vote(promised=pending.ballot, accepted=accepted)),
                 self._seat.ack(pending.leader, pending.ballot, pending.value),
@@ -389,7 +402,7 @@ class Ballots:
         if not self._seat.is_quorum(lead.promises):
             return []
         late = lead.started_at + (self._turns.due - lead.started_at) / 2
-        heeded = self._promises_without_hindrance(lead, now)
+        heeded = unhindered(lead.promises, self._seat.is_quorum, lambda value: self._is_hindrance(value, now))
         forced = self._forced_value(heeded)
         are_more_to_come = any(peer not in lead.promises for peer in self._could_ack(lead, now))
         if not self._seat.is_quorum(heeded):
@@ -413,22 +426,6 @@ class Ballots:
             return []
         return self._propose_own(lead, now)
 
-    def _promises_without_hindrance(self, lead: Lead, now: float) -> dict[PeerId, Accepted | None]:
-        """The promises without any value, if they are a quorum; else those without the values whose blobs are not here, bad or
-        not, and those that we would refuse.
-
-        Any quorum of promises will do: had such a value a quorum of ACKs, one of them would be in it. Without this, the
-        vote of a leader for its own bad blob, or for nothing at all, would come back in every later ballot.
-        """
-        free: dict[PeerId, Accepted | None] = {peer: None for peer, each in lead.promises.items() if each is None}
-        if self._seat.is_quorum(free):
-            return free
-        return {
-            peer: accepted
-            for peer, accepted in lead.promises.items()
-            if accepted is None or not self._is_hindrance(accepted.value, now)
-        }
-
     def _is_hindrance(self, value: Value, now: float) -> bool:
         return (
             not self._may_accept(value)
@@ -451,7 +448,7 @@ class Ballots:
             self.proposed_at = now
         actions: list[Action] = []
         signature = seat.signature(value, view=seat.place.view, ballot=lead.ballot)
-        accepted = Accepted(lead.ballot, value, signature, lead.shown)
+        accepted = Accepted(lead.ballot, value, signature, lead.shown, self._arrivals.authors(value.entries))
         if accepted != seat.votes.accepted:
             actions += self._backed(seat.vote(promised=lead.ballot, accepted=accepted))
         lead.acks[seat.me] = signature
@@ -459,15 +456,18 @@ class Ballots:
         if self._seat.is_quorum(lead.acks):
             self.certificate = seat.certificate(value, lead.acks, view=seat.place.view, ballot=lead.ballot)
             return actions
-        return [*actions, *send_all(seat.others, Propose(*seat.at(), lead.ballot, value, signature, lead.shown))]
+        return [*actions, *self._asked(lead, value, seat.others)]
 
     def _ask_again(self, lead: Lead) -> list[Action]:
         seat = self._seat
         if lead.value is None:
             silent = [peer for peer in seat.others if peer not in lead.promises]
             return [*send_all(silent, Prepare(*seat.at(), lead.ballot))]
-        silent = [peer for peer in seat.others if peer not in lead.acks]
-        return [*send_all(silent, Propose(*seat.at(), lead.ballot, lead.value, lead.acks[seat.me], lead.shown))]
+        return self._asked(lead, lead.value, [peer for peer in seat.others if peer not in lead.acks])
+
+    def _asked(self, lead: Lead, value: Value, peers: Iterable[PeerId]) -> list[Action]:
+        signature, authors = lead.acks[self._seat.me], self._arrivals.authors(value.entries)
+        return [*send_all(peers, Propose(*self._seat.at(), lead.ballot, value, signature, lead.shown, authors))]
 
     def _could_ack(self, lead: Lead, now: float) -> set[PeerId]:
         return {peer for peer in self._seat.order if peer not in lead.nackers and self._members.is_alive(peer, now)}
@@ -477,9 +477,9 @@ class Ballots:
         return actions if value is None else self._propose(lead, value, now)
 
     def on_refused(self, blob: Digest, reason: str) -> list[Action]:
-        """A blob that no mean can take. Those answer for it that offered it themselves, else the leader that proposes it."""
+        """A blob that no mean can take. Those answer for it that signed an offer of it, for a result the leader that proposes it."""
         self._holdings.refused(blob)
-        pending, guilty = self.pending, sorted(self._arrivals.offering([blob]))
+        pending, guilty = self.pending, sorted(self._arrivals.signers(blob))
         if not guilty and pending is not None and blob in pending.value.blobs:
             guilty, reason = [pending.leader], f"{reason} (it proposed it)"
         return [Note(ContributionRefused(peer, self._seat.place.round + 1, reason)) for peer in guilty]

@@ -43,7 +43,7 @@ class Drafts:
             return self._value((), now), []
         results = self._slicing.results(entries)
         if results is None or any(result.blob in excluded for result in results):
-            return None, self._slicing.ask(ballot, entries, now)
+            return None, self._slicing.ask(ballot, entries, self._arrivals.authors(entries), now)
         return self._value(entries, now, results), []
 
     def _may_name(self, entry: Entry, excluded: Collection[Digest], now: float) -> bool:

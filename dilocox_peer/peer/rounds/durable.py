@@ -58,8 +58,8 @@ def sealed_votes(head: Digest, view: int) -> Votes:
 
 
 def newest_left(left: tuple[Digest, ...], also: tuple[Digest, ...]) -> tuple[Digest, ...]:
-    """The heads left for another branch that are remembered."""
-    return (*left, *also)[-MAX_LEFT:]
+    """The heads left for another branch that are remembered, each once."""
+    return tuple(dict.fromkeys((*also[::-1], *left[::-1])))[:MAX_LEFT][::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,8 @@ class Jury:
             return f"accepted in ballot {accepted.ballot} what its leader did not sign"
         if reason := self.why_not_justified(accepted.ballot, value, accepted.promises):
             return f"accepted what {reason}"
-        if reason := why_not_signed(value, seat.place, seat.owner.verify):
+        reason = self._arrivals.why_not_signed(value.entries, accepted.authors)
+        if reason := reason or why_not_signed(value, seat.place, seat.owner.verify):
             return f"accepted {reason}"  # which no honest member did
         self.hear(leader, seat.voted(value, accepted.signature, ballot=ballot))
         self.hear_promises(accepted.ballot, accepted.promises)

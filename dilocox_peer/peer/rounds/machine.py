@@ -66,7 +66,6 @@ from dilocox_peer.peer.rounds.heartbeats import Heartbeats
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.passing import Passing
-from dilocox_peer.peer.rounds.ranks import leader
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.replay import Replay
 from dilocox_peer.peer.rounds.schedule import Schedule
@@ -186,7 +185,7 @@ class RoundMachine:
     @property
     def leader(self) -> PeerId | None:
         """The peer that proposes first at this head; None at genesis."""
-        return leader(self.voters, self.head, 0) if self.voters else None
+        return self.sitting.seat.order[0] if self.voters else None
 
     @property
     def sitting(self) -> Sitting:

@@ -46,8 +46,8 @@ class Named:
         return 0.0 if index in self.settled else now - self.opened.get(index, self.since)
 
     def is_open(self, count: int, then: float) -> bool:
-        """Whether some of so many slices had no result then."""
-        return len(self.settled) < count or self.settled_at > then
+        """Whether some of so many slices had no result then, or one that was not to be had at first."""
+        return len(self.settled) < count or self.settled_at > then or bool(self.tried)
 
     def settle(self, index: int, now: float, *, is_settled: bool) -> bool:
         """Notes whether a slice has a result by now; whether that is otherwise than before."""

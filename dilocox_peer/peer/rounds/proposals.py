@@ -1,6 +1,6 @@
 """A ballot under way: one of ours that we lead, or another's proposal (ballots.py). Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.holdings import Holdings
@@ -53,6 +53,23 @@ def forced_value(promises: Mapping[PeerId, Accepted | None]) -> Value | None:
     """The accepted value of the highest ballot that they name."""
     accepted = [each for each in promises.values() if each is not None]
     return max(accepted, key=lambda each: each.ballot).value if accepted else None
+
+
+def unhindered(
+    promises: Mapping[PeerId, Accepted | None],
+    is_quorum: Callable[[Collection[PeerId]], bool],
+    is_hindrance: Callable[[Value], bool],
+) -> dict[PeerId, Accepted | None]:
+    """The promises without any value, if they are a quorum; else those without the values that are a hindrance: whose blobs are not here, bad or
+    not, and those that we would refuse.
+
+    Any quorum of promises will do: had such a value a quorum of ACKs, one of them would be in it. Without this, the
+    vote of a leader for its own bad blob, or for nothing at all, would come back in every later ballot.
+    """
+    free: dict[PeerId, Accepted | None] = {peer: None for peer, each in promises.items() if each is None}
+    if is_quorum(free):
+        return free
+    return {peer: each for peer, each in promises.items() if each is None or not is_hindrance(each.value)}
 
 
 @dataclass(slots=True)

@@ -1,19 +1,22 @@
-"""The order in which members lead at a head. Pure."""
+"""The order in which members lead at a head. Pure.
 
-from collections.abc import Iterable, Sequence
+It follows from where the head is, not from its hash: whoever leads composes the value that is hashed, and would choose who leads next.
+"""
 
-from dilocox_peer.types import Digest, PeerId, sha256
+from collections.abc import Iterable
 
-
-def rank_of(head: Digest, peer: PeerId) -> bytes:
-    """Order in which peers lead at a head; changes with every head, so a slow leader does not stay one."""
-    return sha256(head, peer.encode())
+from dilocox_peer.types import PeerId, sha256
 
 
-def by_rank(peers: Iterable[PeerId], head: Digest) -> list[PeerId]:
-    """The peers in the order in which they lead at head."""
-    return sorted(peers, key=lambda peer: rank_of(head, peer))
+def turn_of(stage: int, height: int, view: int) -> bytes:
+    """What ranks are drawn by at a head; another at every head, so a slow leader does not stay one."""
+    return sha256(f"turn {stage} {height} {view}".encode())
 
 
-def leader(roster: Sequence[PeerId], head: Digest, ballot: int) -> PeerId:
-    return by_rank(roster, head)[ballot % len(roster)]
+def rank_of(turn: bytes, peer: PeerId) -> bytes:
+    return sha256(turn, peer.encode())
+
+
+def by_rank(peers: Iterable[PeerId], turn: bytes) -> list[PeerId]:
+    """The peers in the order in which they lead at that turn."""
+    return sorted(peers, key=lambda peer: rank_of(turn, peer))

@@ -13,7 +13,7 @@ from dilocox_peer.peer.rounds.contract import Persist, Send
 from dilocox_peer.peer.rounds.directing import Directing
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.peer.rounds.justified import promise_statement
-from dilocox_peer.peer.rounds.ranks import by_rank
+from dilocox_peer.peer.rounds.ranks import by_rank, turn_of
 from dilocox_peer.peer.rounds.timing import Pace, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import MAX_ROSTER, Certificate, Plan, Value, acceptance
@@ -56,7 +56,8 @@ class Seat:
         self.place = place
         self.votes = votes
         self.recent = recent
-        self.order = by_rank(place.voters, place.head)
+        self.turn = turn_of(place.stage, place.height, place.view)
+        self.order = by_rank(place.voters, self.turn)
         self.others = tuple(peer for peer in place.roster if peer != self.me)
 
     def again_s(self, num_told: int) -> float:

@@ -295,7 +295,7 @@ class ViewChanges:
     def _rank(self, peer: PeerId) -> tuple[bool, bytes]:
         rank = self._ranks.get(peer)
         if rank is None:
-            rank = self._ranks[peer] = (peer not in self._seat.order, rank_of(self._seat.place.head, peer))
+            rank = self._ranks[peer] = (peer not in self._seat.order, rank_of(self._seat.turn, peer))
         return rank
 
     def _start_call(self, now: float) -> list[Action]:
