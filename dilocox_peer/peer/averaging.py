@@ -25,7 +25,7 @@ from dilocox_peer.peer.rounds.driver import RoundDriver
 from dilocox_peer.peer.rounds.genesis import authority_of
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seats import seat_terms
-from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.rounds.timing import WANTED_S, Timing
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States, fetch_state
 from dilocox_peer.peer.tally import Tally
@@ -137,19 +137,7 @@ class Averaging:
         """Fetches and installs the state at action.head; tells the machine how it went."""
         self.conductor.begin_adoption()
         try:
-            state = (
-                await self._own_state(action.head)
-                if not action.donors
-                else await fetch_state(
-                    self._transport,
-                    action.donors,
-                    Agreed(action.round, action.head, action.state_digest),
-                    layout=self._trainer.state().layout,
-                    timeout_s=STATE_TIMEOUT_S,
-                    listener=self._listener,
-                    shelf=self._keeper.arrivals,
-                )
-            )
+            state = await (self._fetched(action) if action.donors else self._own_state(action.head))
             if state is None or not self.machine.is_wanted(action.head):
                 self.driver.post(StateMissing(action.head))
                 return
@@ -166,6 +154,27 @@ class Averaging:
             self.driver.post(StateInstalled(state.head, state.digest))
         finally:
             self.conductor.end_adoption()
+
+    async def _fetched(self, action: FetchState) -> AnchorState | None:
+        """As long as it is wanted: a better branch may be heard of while gigabytes come. What has come stays for another try."""
+        fetching = asyncio.ensure_future(
+            fetch_state(
+                self._transport,
+                action.donors,
+                Agreed(action.round, action.head, action.state_digest),
+                layout=self._trainer.state().layout,
+                timeout_s=STATE_TIMEOUT_S,
+                listener=self._listener,
+                shelf=self._keeper.arrivals,
+            )
+        )
+        try:
+            while not fetching.done() and self.machine.is_wanted(action.head):
+                await asyncio.wait([fetching], timeout=WANTED_S)
+            return await fetching if fetching.done() else None
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
 
     async def _keep_branch(self, leaves: Sequence[Certificate]) -> None:
         """What is dropped for a better chain stays on disk. A disk that refuses is told, and does not keep us from it."""

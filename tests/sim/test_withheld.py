@@ -264,3 +264,33 @@ def test_an_acceptance_of_results_that_nobody_signed_binds_no_leader() -> None:
     assert sent
     assert sent[0].accepted is not None
     assert sent[0].accepted.value not in [each.value for each in world.chain()]
+
+
+@pytest.mark.parametrize(("peers", "slices", "least"), [(7, 4, 20), (9, 16, 10)])
+def test_two_that_say_they_hold_what_one_keeps_from_all_others_and_average_nothing_hold_up_two_rounds(
+    peers: int, slices: int, least: int
+) -> None:
+    """They are first and deputy of a slice of the one's contribution. A stage of seven made two rounds in two minutes, with view changes."""
+    world = Withholding(peers, slices)
+    miser, mates = world.nodes[HOSTILE], list[PeerId]()
+
+    def withhold(action: Action) -> None:
+        if isinstance(action, Send) and isinstance(action.message, Offer):
+            for index, order in enumerate(world.orders(HOSTILE)):
+                pair = set(order[:2])
+                if HOSTILE in pair and (not mates or set(mates) < pair):
+                    mates[:] = pair - {HOSTILE}
+                    part = parts_of(miser.disk.blobs[action.message.entry.blob])[index]
+                    world.withheld[part] = pair
+                    world.nodes[mates[0]].disk.blobs[part] = miser.disk.blobs[part]
+        carry_out(action)
+
+    def keep_silent(sender: PeerId, to: PeerId, message: Message) -> None:
+        if sender not in {HOSTILE, *mates} or not isinstance(message, Averages):
+            deliver(sender, to, message)
+
+    carry_out, miser.carry_out = miser.carry_out, withhold  # type: ignore[method-assign]
+    deliver, world.deliver = world.deliver, keep_silent  # type: ignore[method-assign]
+    assert world.rounds_in(150.0) >= least
+    assert world.doubted_but_by({HOSTILE, *mates}) <= {HOSTILE, *mates}
+    assert {each.value.kind for each in world.chain()[-10:]} == {"round"}, "without a view change"

@@ -44,7 +44,7 @@ from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
 from dilocox_peer.peer.rounds.seats import SeatTerms
-from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.peer.rounds.timing import WANTED_S, Timing
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Plan, Report, SliceOutcome
 from dilocox_peer.wire.rounds import (
@@ -403,12 +403,27 @@ class Node:
         delay_s = world.fetch_s(world.network.state_s) if given_by else 0.1
 
         def done() -> None:
+            if is_over:
+                return
             cut = given_by and (
                 given_by.generation != generation or not world.network.connected(self.peer, given_by.peer)
             )
+            is_over.append(True)
             self.fetched_state(action, None if cut else found)
 
+        def look() -> None:
+            if is_over:
+                return
+            if self.machine is not None and not self.machine.is_wanted(action.head):
+                is_over.append(True)
+                self.fetched_state(action, None)
+                return
+            self.later(WANTED_S, look)
+
+        is_over: list[bool] = []
         self.later(delay_s, done)
+        if action.donors:
+            self.later(WANTED_S, look)
 
     def fetched_state(self, action: FetchState, anchor: Anchor | None) -> None:
         if anchor is None or (self.machine is not None and not self.machine.is_wanted(action.head)):

@@ -35,8 +35,8 @@ from dilocox_peer.types import Layout
 
 PIPELINE_SHARE = 0.97
 """Of a stage's time that it computes, with a window full of micro-batches: 0.95 to 1.00 in the pipeline's simulator."""
-DELAY_S = 0.5
-"""Of an exchange, beside transfer and travel: messages and the wait for the others."""
+DELAY_S = 0.38
+"""Of an exchange, beside transfer and travel: messages and the wait for the others, where processors are free (benchmarks/headline.py)."""
 LINE_SHARE = 0.8  # of an uplink, as a peer takes it whose owner has said nothing (network/upload_control.py)
 CROWDED_SHARE = 0.66
 """The same where more than two share a stage and lines carry hardly more down than up (CROWDED_BELOW times): what they send at once waits

@@ -8,7 +8,7 @@ of a member that stands out by conduct.py. Offers are what their members say; a 
 from collections.abc import Iterable, Sequence
 
 from dilocox_peer.contract import Note
-from dilocox_peer.events_of_rounds import ContributionsMissed
+from dilocox_peer.events_of_rounds import ContributionRefused, ContributionsMissed
 from dilocox_peer.peer.rounds.averages import Slicing
 from dilocox_peer.peer.rounds.contract import Action, BlobPart
 from dilocox_peer.peer.rounds.holdings import Holdings
@@ -115,9 +115,13 @@ class Arrivals:
         """Their authors' signatures, which were shown here; of a value from a log of before there are none, and nobody follows it."""
         return tuple(self._signed.get(entry, UNSIGNED) for entry in entries)
 
-    def signers(self, blob: Digest) -> set[PeerId]:
-        """Those that signed an offer of it, whoever showed that."""
-        return {entry.peer for entry in self._signed if entry.blob == blob}
+    def refused(self, blob: Digest, reason: str, leader: PeerId | None) -> list[Action]:
+        """A blob that no mean can take. Those answer for it that signed an offer of it, whoever showed that; for a result the leader that proposes it."""
+        self._holdings.refused(blob)
+        guilty = sorted({entry.peer for entry in self._signed if entry.blob == blob})
+        if not guilty and leader is not None:
+            guilty, reason = [leader], f"{reason} (it proposed it)"
+        return [Note(ContributionRefused(peer, self._seat.place.round + 1, reason)) for peer in guilty]
 
     def on_held(self, blob: Digest, now: float) -> None:
         """Learns how late contributions come; the blob counts, not its announcement."""

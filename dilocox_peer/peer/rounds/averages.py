@@ -54,6 +54,7 @@ class Slicing:
         self._orders = ranked(sharing, averagers(seat.place.roster, seat.place.voters))
         self.gathering, self.overheard = Gathering(seat, now), Overheard()
         self._authors: dict[Digest, set[PeerId]] = {}
+        self._leads = self._is_averaged_late = False
         self._given_up: set[Digest] = set()  # contributions that held up what was named with them
         self.words = Words(seat, holdings, self._orders)
         self._batches = self.words.batches
@@ -127,9 +128,17 @@ class Slicing:
             self._own_drawn = [
                 index
                 for index in range(self._sharing.count)
-                if self._seat.me in self.drawn_to(index, now) or self._is_passed_over(index)
+                if self._seat.me in self.drawn_to(index, now)
+                or self._is_passed_over(index)
+                or self._looks_after(index, now)
             ]
         return self._own_drawn
+
+    def _looks_after(self, index: int, now: float) -> bool:
+        """Whether we lead, and nobody has averaged a slice in the time that there is for it: whoever was to may have been given less than it
+        says, and a leader that tries for itself finds out of whom."""
+        batch = self._batch
+        return self._leads and batch is not None and batch.open_s(index, now) > self.patience_s
 
     def _is_passed_over(self, index: int) -> bool:
         """Whether a slice is settled by one that comes after us, to whom somebody before it seemed not to be here: the others put their
@@ -369,11 +378,13 @@ class Slicing:
         value, conduct = certificate.value, self._seat.owner.conduct
         if (batch := self._batches.get(inputs_of(value.entries))) is None:
             return
-        drawn = {peer for index in range(self._sharing.count) for peer in self._orders[index][:VOUCHING]}
+        silent = {peer for each in self._batches.values() for peer in self._idle(each, now)}
         if now >= self.late_at:
-            for peer in sorted(drawn - {self._seat.me}):
-                if self._members.takes_part(peer, now) and not self.gathering.has_spoken(peer):
-                    conduct.silent(peer)
+            drawn = {peer for order in self._orders for peer in order[:VOUCHING]}
+            silent |= {peer for peer in drawn if not self.gathering.has_spoken(peer)}
+        for peer in sorted(silent - {self._seat.me}):
+            if self._members.takes_part(peer, now):
+                conduct.silent(peer)
         for index, result in enumerate(value.results):
             for peer, (outcome, _) in batch.said.get(index, {}).items():
                 if outcome != result.outcome and outcome.base == result.base:
@@ -381,6 +392,15 @@ class Slicing:
         for peer in sorted({peer for peer, _ in batch.misers}):
             if self._members.takes_part(peer, now):
                 conduct.withheld(peer)
+
+    def _idle(self, batch: Named, now: float) -> set[PeerId]:
+        """Those that say they hold all of what was named, and have not averaged it in the time that there is for it."""
+        if now <= batch.since + self.patience_s:
+            return set()
+        tables = {each.blob for each in batch.entries}
+        pairs = ((index, peer) for index, order in enumerate(self._orders) for peer in order[:VOUCHING])
+        late = {peer for index, peer in pairs if peer not in batch.said.get(index, {})}
+        return {peer for peer in late if self.gathering.holds(peer, tables)}
 
     # ---- what it comes to ----
 
@@ -418,18 +438,18 @@ class Slicing:
                 if peer not in batch.said.get(index, {})
             }
             asked = sorted(lacking - {self._seat.me})
-        self._num_heard += name != self._current
-        self._current, self._asked_at = name, now
+        self._num_heard += name != self._current or not self._leads
+        self._current, self._asked_at, self._leads = name, now, True
         return [*send_all(asked, message)]
 
     def asked(self, entries: Sequence[Entry], now: float) -> Sequence[Entry]:
-        """What a leader that would have these averaged names: what was named before, while that has its time, if it is most of these; then what
-        did not hold that up."""
-        if (batch := self._batch) is not None and now >= batch.since + 8 * self.patience_s:
+        """What a leader that would have these averaged names: what was named before, while that has its time, if it is most of these; but not what
+        holds that up."""
+        if (batch := self._batch) is not None:
             late = {each.blob for each in batch.entries if self._holds_up(batch, each.blob, now)}
             if 2 * len(late) < len(batch.entries):  # else no author is to blame
                 self._given_up |= late
-            batch = None
+            batch = batch if now < batch.since + 8 * self.patience_s else None
         mine = [each for each in entries if each.blob not in self._given_up]
         if batch is None or 3 * len(batch.entries) < 2 * len(mine):
             return mine
@@ -437,18 +457,22 @@ class Slicing:
         return mine if is_gone else batch.entries
 
     def _holds_up(self, batch: Named, table: Digest, now: float) -> bool:
-        """Whether most of those that by now are to average a slice without a result say that they lack it: what its author says is no evidence."""
-        holders, authors = self.gathering.by(table), self._authors.get(table, set())
-        for index in set(range(self._sharing.count)) - batch.settled:
-            drawn = set(self.drawn_to(index, now)) - authors
-            if 2 * len(drawn & holders) < len(drawn):
-                return True
-        return False
+        """Whether we asked in vain, again and again, for a slice of it that nobody has averaged yet."""
+        parts, open_ones = self._holdings.parts_of(table), set(self._own(now)) - batch.settled
+        return any(self._holdings.failures(parts[index]) >= TRIES for index in open_ones if parts)
 
-    def excuses(self, certificate: Certificate, now: float) -> bool:
-        """Whether no leader is to blame for the time that it took: what was named had no result until just now."""
-        batch = self._batches.get(inputs_of(certificate.value.entries), self._batch)
-        return batch is not None and batch.is_open(self._sharing.count, now - self._seat.pace.ballot_s)
+    def taken_over(self, now: float) -> None:
+        """Another is to lead: by no fault of those before, if what they named has long been without a result."""
+        batch = self._batch
+        self._is_averaged_late |= batch is not None and any(
+            batch.open_s(index, now) >= self.patience_s for index in range(self._sharing.count)
+        )
+
+    def excuses(self, now: float) -> bool:
+        """Whether no leader is to blame for the time that it took: what was named has no result, had none until just now, or not in time."""
+        then = now - self._seat.pace.ballot_s
+        are_open = any(batch.is_open(self._sharing.count, then) for batch in self._batches.values())
+        return are_open or self._is_averaged_late
 
     # ---- what is voted for ----
 
@@ -461,4 +485,8 @@ class Slicing:
         not said what they came to. Later it is voted for all the same."""
         if not value.results or now >= self.late_at + 2 * self.patience_s:
             return False
-        return are_passed_over(value, self.words.about(value), self._orders, lambda peer: self._may_average(peer, now))
+        batch = self._batches.get(inputs_of(value.entries))
+        most = 0 if batch is None else int((now - batch.since) / self.patience_s)  # as many were stepped in for
+        return are_passed_over(
+            value, self.words.about(value), self._orders, lambda peer: self._may_average(peer, now), most
+        )

@@ -18,7 +18,6 @@ Invariants: promised never falls; accepted.ballot <= promised; one value a ballo
 from collections.abc import Iterable
 
 from dilocox_peer.contract import Note
-from dilocox_peer.events_of_rounds import ContributionRefused
 from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.averages import Slicing
 from dilocox_peer.peer.rounds.contract import Action, Send
@@ -74,7 +73,7 @@ class Ballots:
         self.jury = self.jury_type(seat, arrivals, now)
         self._slicing = slicing
         self._drafts = self.drafts_type(seat, arrivals, members, self.jury, slicing)
-        self._turns = Turns(seat, members)
+        self._turns = Turns(seat, members, slicing)
         self.certificate: Certificate | None = None
         self._lead: Lead | None = None
         self._first: Lead | None = None  # of ballot 0, while its value is drafted
@@ -285,8 +284,10 @@ class Ballots:
             self.pending = None
             return []
         if self._may_accept(pending.value):
-            is_early = self._slicing is not None and self._slicing.is_early(pending.value, now)
-            if is_early or self.jury.puts_off(pending, now, late_at=self._turns.due):
+            if self._slicing is not None and self._slicing.is_early(pending.value, now):
+                self.jury.accepted_of.add(pending.leader)  # it did what it could
+                return []
+            if self.jury.puts_off(pending, now, late_at=self._turns.due):
                 return []
             self.pending = None
             self.jury.accepted_of.add(pending.leader)
@@ -477,17 +478,14 @@ class Ballots:
         return actions if value is None else self._propose(lead, value, now)
 
     def on_refused(self, blob: Digest, reason: str) -> list[Action]:
-        """A blob that no mean can take. Those answer for it that signed an offer of it, for a result the leader that proposes it."""
-        self._holdings.refused(blob)
-        pending, guilty = self.pending, sorted(self._arrivals.signers(blob))
-        if not guilty and pending is not None and blob in pending.value.blobs:
-            guilty, reason = [pending.leader], f"{reason} (it proposed it)"
-        return [Note(ContributionRefused(peer, self._seat.place.round + 1, reason)) for peer in guilty]
+        pending = self.pending
+        leader = pending.leader if pending is not None and blob in pending.value.blobs else None
+        return self._arrivals.refused(blob, reason, leader)
 
     def settle(self, certificate: Certificate, now: float) -> list[Note]:
         """What this round, certified, tells of the others. Gives back whose contributions it goes without."""
         alive = {peer for peer in self._members.alive(now) if self._members.takes_part(peer, now)}
-        able = alive if self._slicing is None or not self._slicing.excuses(certificate, now) else ()
+        able = alive if self._slicing is None or not self._slicing.excuses(now) else ()
         self.jury.hear_certificate(certificate)
         self._arrivals.settle(certificate.value.entries, now)
         self.jury.settle_leaders(certificate.ballot, able, now, is_late=self._arrivals.leader_is_late(now))

@@ -5,7 +5,7 @@ lost in every round, so that nobody waits for each: what all but few hold counts
 inputs (averages.py); whoever sees that another names others' contributions and not its own offers it again (arrivals.py).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from dilocox_peer.peer.rounds.contract import Action
 from dilocox_peer.peer.rounds.seat import Seat, send_all
@@ -40,6 +40,10 @@ class Gathering:
     def has_spoken(self, peer: PeerId) -> bool:
         """Whether it holds all that is its to average of any contribution."""
         return bool(self._words.get(peer))
+
+    def holds(self, peer: PeerId, tables: Set[Digest]) -> bool:
+        """Whether it says that it holds all that is its to average of all of these."""
+        return tables <= self._words.get(peer, frozenset())
 
     def by(self, table: Digest) -> set[PeerId]:
         """Those that hold all of this contribution that is theirs to average: they know of it."""

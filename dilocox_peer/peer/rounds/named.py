@@ -85,13 +85,18 @@ def are_as_many(said: SliceWords, result: Result, by: Iterable[PeerId]) -> bool:
 
 
 def are_passed_over(
-    value: Value, said: Sequence[SliceWords], orders: Sequence[Sequence[PeerId]], may: Callable[[PeerId], bool]
+    value: Value,
+    said: Sequence[SliceWords],
+    orders: Sequence[Sequence[PeerId]],
+    may: Callable[[PeerId], bool],
+    most: int,
 ) -> bool:
-    """Whether others that are here, and may average, come before all but one of those that support a result, and have not said what it is."""
+    """Whether more than most others that are here, and may average, come before all but one of those that support a result, and have not said
+    what it is."""
     for result, words, order in zip(value.results, said, orders, strict=True):
         by = supporters(result, words)
         before = order[: sorted(map(order.index, by))[VOUCHING - 1]]
-        if any(peer not in by and peer not in words and may(peer) for peer in before):
+        if sum(peer not in by and peer not in words and may(peer) for peer in before) > most:
             return True
     return False
 

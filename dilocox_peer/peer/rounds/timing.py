@@ -15,6 +15,7 @@ FEW, MOST_STRETCHED = (
     3.0,
 )  # members that hear each other every heartbeat_s; how much more seldom many do, at most (stretch)
 MAX_DOUBLED = 3  # times that the wait before something is told again doubles
+WANTED_S = 1.0  # between two looks whether a state that is being fetched still leads to the best chain known
 LEARNED_FROM = 32  # newest samples a learned time looks at: enough for a median, short enough to follow a changed link
 
 

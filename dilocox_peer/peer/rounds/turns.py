@@ -7,6 +7,7 @@ leader, wait for its own offer to the end.
 
 import itertools
 
+from dilocox_peer.peer.rounds.averages import Slicing
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.peer.rounds.timing import FOREVER
@@ -18,8 +19,9 @@ BACKOFF = 1.5
 class Turns:
     """The turns of one (head, view) at one peer. ballot: whose turn it is; due: when the next one's comes."""
 
-    def __init__(self, seat: Seat, members: Members) -> None:
+    def __init__(self, seat: Seat, members: Members, slicing: Slicing | None) -> None:
         self._seat = seat
+        self._slicing = slicing
         self._members = members
         self._conduct = seat.owner.conduct
         self.ballot = seat.votes.promised
@@ -40,6 +42,8 @@ class Turns:
     def follow(self, ballot: int, now: float) -> None:
         """A ballot is under way: give it its time."""
         if ballot > self._under_way and ballot >= self.ballot:
+            if self._slicing is not None:
+                self._slicing.taken_over(now)
             self.ballot = self._under_way = ballot
             self._taken += 1
             wait = self._seat.pace.ballot_s * BACKOFF ** min(self._taken, 6)
