@@ -5,9 +5,10 @@ What the machine wants of states and contributions is done here: adopting anothe
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from typing import Any, TypeVar
 
 from dilocox_peer.admission import Right
 from dilocox_peer.compression.sizes import blob_limits, raw_bytes
@@ -39,6 +40,8 @@ from dilocox_peer.signing import verify
 from dilocox_peer.store.store import Store
 from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
+
+T = TypeVar("T")
 
 STATE_TIMEOUT_S = 3600.0
 
@@ -137,7 +140,19 @@ class Averaging:
         """Fetches and installs the state at action.head; tells the machine how it went."""
         self.conductor.begin_adoption()
         try:
-            state = await (self._fetched(action) if action.donors else self._own_state(action.head))
+            if action.donors:
+                fetching = fetch_state(
+                    self._transport,
+                    action.donors,
+                    Agreed(action.round, action.head, action.state_digest),
+                    layout=self._trainer.state().layout,
+                    timeout_s=STATE_TIMEOUT_S,
+                    listener=self._listener,
+                    shelf=self._keeper.arrivals,
+                )
+                state = await while_wanted(fetching, lambda: self.machine.is_wanted(action.head))
+            else:
+                state = await self._own_state(action.head)
             if state is None or not self.machine.is_wanted(action.head):
                 self.driver.post(StateMissing(action.head))
                 return
@@ -154,27 +169,6 @@ class Averaging:
             self.driver.post(StateInstalled(state.head, state.digest))
         finally:
             self.conductor.end_adoption()
-
-    async def _fetched(self, action: FetchState) -> AnchorState | None:
-        """As long as it is wanted: a better branch may be heard of while gigabytes come. What has come stays for another try."""
-        fetching = asyncio.ensure_future(
-            fetch_state(
-                self._transport,
-                action.donors,
-                Agreed(action.round, action.head, action.state_digest),
-                layout=self._trainer.state().layout,
-                timeout_s=STATE_TIMEOUT_S,
-                listener=self._listener,
-                shelf=self._keeper.arrivals,
-            )
-        )
-        try:
-            while not fetching.done() and self.machine.is_wanted(action.head):
-                await asyncio.wait([fetching], timeout=WANTED_S)
-            return await fetching if fetching.done() else None
-        finally:
-            fetching.cancel()
-            await asyncio.gather(fetching, return_exceptions=True)
 
     async def _keep_branch(self, leaves: Sequence[Certificate]) -> None:
         """What is dropped for a better chain stays on disk. A disk that refuses is told, and does not keep us from it."""
@@ -194,6 +188,18 @@ class Averaging:
     def _on_served(self, name: Digest, num_bytes: int) -> None:
         if name in self._keeper.blobs:
             self._tally.blob_bytes_served += num_bytes
+
+
+async def while_wanted(fetching: Coroutine[Any, Any, T], is_wanted: Callable[[], bool]) -> T | None:
+    """What is fetched, as long as it is wanted: a better branch may be heard of while gigabytes come. What has come stays for another try."""
+    task = asyncio.ensure_future(fetching)
+    try:
+        while not task.done() and is_wanted():
+            await asyncio.wait([task], timeout=WANTED_S)
+        return await task if task.done() else None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _machine(

@@ -335,6 +335,9 @@ class Node:
                     delay_s = min(delay_s, action.within_s)
                 self.later(delay_s, lambda: self.fetched_blob(action, serial))
             case AverageSlice():
+                base = self._base_of(action.slice)
+                if base and not action.base and base in self.disk.blobs and not self.is_hostile:
+                    raise Violation(f"slice {action.slice} goes on without the residual that is here")
                 self.later(world.rng.random() * world.average_s, lambda: self._average(action))
             case Apply():
                 self.queue.append(action)
@@ -346,6 +349,12 @@ class Node:
                     self.disk.blobs.pop(blob, None)
             case Note(event):
                 world.checks.noted(self, event)
+
+    def _base_of(self, index: int) -> Digest:
+        """The residual that goes with the next mean of a slice, as the chain here has it."""
+        assert self.machine is not None
+        sharing = self.machine.sitting.seat.place.sharing
+        return Digest(b"" if sharing is None else sharing.base(index))
 
     def fetched_blob(self, action: FetchBlob, serial: int) -> None:
         world = self.world
@@ -723,7 +732,6 @@ class World(Clockwork):
         """The run averages in slices."""
         self.slices = count
         self.checks.begin(self.genesis())
-        self.checks.holds = lambda peer, blob: blob in self.nodes[peer].disk.blobs
 
     def be_directed(self) -> None:
         """The owner's directives apply, whether or not it is there."""

@@ -35,7 +35,7 @@ from dilocox_peer.peer.rounds.contract import (
     StateInstalled,
     StateMissing,
 )
-from dilocox_peer.peer.rounds.durable import Durable, encode_record, load_log
+from dilocox_peer.peer.rounds.durable import Durable, Votes, encode_record, load_log
 from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN
@@ -541,6 +541,7 @@ def test_a_promise_survives_a_restart() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
     at = table.seat(first).at()
+    table.give(PeerId(third), PeerRefused(PeerId(first)))  # whose turn it is
     table.give(PeerId(third), Received(PeerId(second), Prepare(*at, 1)))
     assert [message.ballot for message in table.said(third, Promise)] == [1]
     head = table.machine(third).head
@@ -555,6 +556,7 @@ def test_a_promise_survives_a_restart() -> None:
 def test_one_leftover_promise_does_not_stop_a_quorum_without_it() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
+    table.give(PeerId(second), PeerRefused(PeerId(first)))
     table.give(PeerId(second), Received(PeerId(third), Prepare(*table.seat(first).at(), 2)))
     table.offer("a", "b", "c")
     assert [message.promised for message in table.said(second, Nack)] == [2]
@@ -565,7 +567,9 @@ def test_a_leader_refused_for_ballots_that_nobody_leads_soon_asks_above_them() -
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
     at = table.seat(first).at()
+    table.give(PeerId(second), PeerRefused(PeerId(first)))
     table.give(PeerId(second), Received(PeerId(third), Prepare(*at, 2)))
+    table.give(PeerId(third), PeerRefused(PeerId(first)))
     table.give(PeerId(third), Received(PeerId(second), Prepare(*at, 4)))
     table.offer("a", "b", "c")
     assert table.machine(first).round == 0
@@ -589,7 +593,8 @@ def test_a_first_leader_that_promised_before_its_restart_asks_at_once() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()
     head = table.machine(first).head
-    table.give(PeerId(first), Received(PeerId(second), Prepare(*table.seat(first).at(), 1)))
+    promised_once = Durable(table.seat(first).place.height, (), Votes(head, promised=1))
+    table.logs[PeerId(first)] += encode_record(promised_once)
     table.sit(PeerId(first), incarnation=2, stored_states={head})
     table.give(PeerId(first), StateInstalled(head, b""))
     table.offer(first, incarnation=2)

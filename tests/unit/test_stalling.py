@@ -1,7 +1,7 @@
 """A table at which one means ill: what the others make of its messages."""
 
 from dilocox_peer.events import EquivocationProved, MemberDoubted
-from dilocox_peer.peer.rounds.contract import Closed, Received
+from dilocox_peer.peer.rounds.contract import Closed, PeerRefused, Received
 from dilocox_peer.peer.rounds.jury import MAX_ASKED
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Entry
@@ -79,8 +79,9 @@ def test_who_offers_nothing_is_not_waited_for_when_it_is_its_turn_to_lead() -> N
 
 def test_ballots_beyond_the_budget_are_not_heeded() -> None:
     table = Table("a", "b", "c").start()
-    first, _second, third = table.by_rank()
+    gone, first, third = table.by_rank()
     at = table.machine(first).sitting.seat.at()
+    table.give(PeerId(first), PeerRefused(PeerId(gone)))  # whose turn it is
     for ballot in (2, 5, 8, 11):
         table.give(PeerId(first), Received(PeerId(third), Prepare(*at, ballot)))
     assert [message.ballot for message in table.said(first, Promise)] == [2, 5]

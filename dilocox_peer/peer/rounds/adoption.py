@@ -113,9 +113,11 @@ class Adoption:
         return None if any(self._members.at(head, now) for head in heads) else "state"
 
     def has_drifted(self, child: Certificate) -> bool:
-        """Whether our anchor is not the one that most contributors to our head's child started from."""
+        """Whether our anchor is not the one that most contributors to our head's child started from. They have to be as many as half of its
+        signers: of a round with few contributions those few would have everybody fetch their state."""
         certified, ours = child.value.state_digest, self.anchor.digest
-        return bool(certified and ours and certified != ours)
+        saying = sum(entry.state_digest == certified for entry in child.value.entries)
+        return bool(certified and ours and certified != ours) and 2 * saying > len(child.signatures)
 
     def hear_owner(self, checkpoint: Checkpoint) -> tuple[list[Action], str | None]:
         """A newer checkpoint changes which chains count, and is made durable; or why it is refused."""
@@ -227,7 +229,9 @@ class Adoption:
         self._append([certificate])
         self.anchor.applying(self._chain.height)
         persist = Persist(Durable(self._chain.height - 1, (certificate,), self._first_votes()))
-        apply = Apply(certificate, own if own is not None and own in entries else None)
+        # Another may have offered the same bytes: what is applied of ours is settled, in whosever name.
+        is_settled = own is not None and any(entry.blob == own.blob for entry in entries)
+        apply = Apply(certificate, own if is_settled else None)
         return [persist, apply, *notes, *self._arrive([certificate])]
 
     def install(self, head: Digest, state_digest: bytes) -> list[Action]:

@@ -20,7 +20,7 @@ from dilocox_peer.wire.chain import Certificate, Entry, Thing, offer_statement
 from dilocox_peer.wire.rounds import Offer
 
 MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
-MAX_SIGNED = 2 * MAX_INCARNATIONS  # entries of one peer, whoever names them
+MAX_SIGNED = 4 * MAX_INCARNATIONS  # entries of one peer that are remembered, whoever names them
 UNSIGNED = bytes(64)
 MOST_UNTOLD = 2.0  # times as long as usual an offer in slices waits until it is told again for the first time
 
@@ -73,14 +73,14 @@ class Arrivals:
         known = self.offers.get(sender)
         if known == entry:
             return self.want(entry, now), None
-        if reason := self.why_not_signed([entry], [message.signature]):
-            return [], reason
         if known is not None and entry.incarnation < known.incarnation:
             return [], None
         if known is not None and entry.incarnation == known.incarnation:
             return [], "two offers on one head"
         if self._incarnations.get(sender, 0) >= MAX_INCARNATIONS:
             return [], "too many incarnations on one head"
+        if reason := self.why_not_signed([entry], [message.signature]):
+            return [], reason
         self._incarnations[sender] = self._incarnations.get(sender, 0) + 1
         self.offers[sender] = entry
         if self._slicing is not None:
@@ -106,10 +106,16 @@ class Arrivals:
                 if by is not None:
                     self._conduct.strike(by, "led", f"named a contribution of {entry.peer} that this has not signed")
                 return f"an entry that {entry.peer} has not signed"
-            if sum(known.peer == entry.peer for known in self._signed) >= MAX_SIGNED:
-                return f"one more entry of {entry.peer} than are looked at on one head"
-            self._signed[entry] = signature
+            self._remember(entry, signature)
         return None
+
+    def _remember(self, entry: Entry, signature: bytes) -> None:
+        """One that signs many variants of its offer has the oldest of them forgotten: not what it offered here, nor ours."""
+        offered = self.offers.get(entry.peer)
+        others = [each for each in self._signed if each.peer == entry.peer and each not in (offered, self.own)]
+        if len(others) >= MAX_SIGNED:
+            del self._signed[others[0]]
+        self._signed[entry] = signature
 
     def authors(self, entries: Iterable[Entry]) -> tuple[bytes, ...]:
         """Their authors' signatures, which were shown here; of a value from a log of before there are none, and nobody follows it."""

@@ -70,7 +70,7 @@ class Ballots:
         self._members = members
         self._holdings = holdings
         self._conduct = seat.owner.conduct
-        self.jury = self.jury_type(seat, arrivals, now)
+        self.jury = self.jury_type(seat, arrivals, members, now)
         self._slicing = slicing
         self._drafts = self.drafts_type(seat, arrivals, members, self.jury, slicing)
         self._turns = Turns(seat, members, slicing)
@@ -137,7 +137,7 @@ class Ballots:
             return [], reason
         if self._slicing is not None and (reason := self._slicing.why_not_vouched(value)):
             return [], reason
-        if reason := self.jury.why_withheld(sender, message):
+        if reason := self.jury.why_withheld(sender, message, now):
             return [Send(sender, Directed(*seat.at(), each)) for each in seat.to_carry], reason
         if reason := self._members.why_crowded(seat.place.roster, value.roster, seat.owner.max_peers):
             self._conduct.strike(sender, "led", reason)
@@ -145,7 +145,9 @@ class Ballots:
         guilty = [self._conduct.proof_against(peer) for peer in value.roster if peer != sender]
         if pending is None or ballot > pending.ballot:
             failed = failed_before(value, self._holdings)
-            self.pending = Pending(ballot, value, sender, message.signature, message.promises, now, failed)
+            self.pending = Pending(
+                ballot, value, sender, message.signature, message.promises, message.authors, now, failed
+            )
         self._turns.follow(ballot, now)
         if self._slicing is not None:
             self._slicing.on_proposed(sender, value, now)
@@ -202,6 +204,8 @@ class Ballots:
             return [self._seat.nack(sender, ballot, ())], None
         actions: list[Action] = []
         if ballot > seat.votes.promised:
+            if self._turns.is_early(sender, ballot, now, since_end_s=self._arrivals.since_end(now)):
+                return [], None  # it asks again
             if not self.jury.heeds(sender, ballot, now, late_at=self._turns.due):
                 return [self._seat.nack(sender, ballot, ())] if self.jury.is_answered(sender) else [], None
             actions.append(seat.vote(promised=ballot))
@@ -294,8 +298,8 @@ class Ballots:
             if self.proposed_at is None:
                 self.proposed_at = now
                 self._turns.accepted(now)
-            authors = self._arrivals.authors(pending.value.entries)
-            accepted = Accepted(pending.ballot, pending.value, pending.signature, pending.promises, authors)
+            shown = pending.promises, pending.authors
+            accepted = Accepted(pending.ballot, pending.value, pending.signature, *shown)
             return [
                 *self._backed(seat.vote(promised=pending.ballot, accepted=accepted)),
                 self._seat.ack(pending.leader, pending.ballot, pending.value),
@@ -315,8 +319,7 @@ class Ballots:
         return self._holdings.has_all(value.blobs)
 
     def _backed(self, persist: Action) -> list[Action]:
-        """The Persist that must precede the ACK."""
-        return [persist]
+        return [persist]  # it must precede the ACK
 
     def _take_the_lead(self, now: float) -> list[Action]:
         """Ballot 0 when the offers are in; a higher one when its turn has come."""
@@ -407,7 +410,7 @@ class Ballots:
         forced = self._forced_value(heeded)
         are_more_to_come = any(peer not in lead.promises for peer in self._could_ack(lead, now))
         if not self._seat.is_quorum(heeded):
-            if now < late and are_more_to_come:
+            if now < self._turns.due and are_more_to_come:  # whoever answers next may not be bound by it
                 return []
             heeded = lead.promises
             forced = self._forced_value(heeded)

@@ -11,6 +11,7 @@ from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.conduct import BALLOTS_A_HEAD, REFUSED_SPREAD
 from dilocox_peer.peer.rounds.justified import Witness, is_forced, promise_statement
 from dilocox_peer.peer.rounds.justified import why_not_justified as unjustified
+from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.named import why_not_signed
 from dilocox_peer.peer.rounds.proposals import Pending
 from dilocox_peer.peer.rounds.seat import Seat
@@ -40,9 +41,10 @@ class _Asked:
 class Jury:
     """The votes of one (head, view), as one peer judges them."""
 
-    def __init__(self, seat: Seat, arrivals: Arrivals, now: float) -> None:
+    def __init__(self, seat: Seat, arrivals: Arrivals, members: Members, now: float) -> None:
         self._seat = seat
         self._arrivals = arrivals
+        self._members = members
         self._conduct = seat.owner.conduct
         self._began_at = now
         self._asked: dict[PeerId, _Asked] = {}
@@ -53,8 +55,8 @@ class Jury:
 
     def why_not_justified(self, ballot: int, value: Value, promises: Justification) -> str | None:
         seat = self._seat
-        if ballot == 0:
-            return None
+        if ballot == 0:  # nothing can have been accepted before: what it showed would pass for having had no choice
+            return "proposes in ballot 0 with promises" if promises else None
         return unjustified(promises, seat.at(), ballot, value.digest(), seat.place.voters, seat.owner.verify)
 
     def why_not_believed(self, leader: PeerId, value: Value, now: float) -> str | None:
@@ -74,20 +76,30 @@ class Jury:
                 return f"has an entry of {entry.peer} that {reason}"
         return None
 
+    def _why_expelled(self, value: Value, now: float) -> str | None:
+        """Why value has not the next roster of who leads in good faith. One that is banned, or that a proof is known of here, may be left out."""
+        seat, conduct = self._seat, self._conduct
+        banned = () if seat.directive is None else seat.directive.banned
+        before = [peer for peer in seat.place.roster if peer not in banned and not conduct.is_proven(peer)]
+        return self._members.why_expelled(before, value.roster, {entry.peer for entry in value.entries}, now)
+
     def would_refuse(self, value: Value, now: float) -> bool:
         """As why_not_believed, of a value that nobody proposes to us."""
+        if self._why_expelled(value, now) is not None:
+            return True
         is_overdone = any(self.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
         return is_overdone or self._seat.why_not_planned(value) is not None
 
-    def why_withheld(self, leader: PeerId, message: Propose) -> str | None:
-        """Why we do not vote for what leaves out, by the leader's choice, the directive of the run's owner that is known here."""
-        seat = self._seat
+    def why_withheld(self, leader: PeerId, message: Propose, now: float) -> str | None:
+        """Why we do not vote for what leaves out, by the leader's choice, the directive of the run's owner that is known here, or members; or
+        takes in newcomers that we may hear of."""
+        seat, value = self._seat, message.value
         if is_forced(message.promises):
             return None
-        reason = seat.owner.directing.why_withheld(message.value.directive, seat.place.directive)
-        if reason is not None:
+        reason = seat.owner.directing.why_withheld(value.directive, seat.place.directive)
+        if reason := reason or self._why_expelled(value, now):
             self._conduct.strike(leader, "led", reason)
-        return reason
+        return reason or self._members.why_unknown(seat.place.roster, value.roster)
 
     def why_not_worked(self, entry: Entry, now: float, spread: float = 1.0) -> str | None:
         """Why nobody can have done what entry claims, as far as we can know."""

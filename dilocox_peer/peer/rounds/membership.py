@@ -297,6 +297,22 @@ class Members:
         join = sorted(peer for peer in self.following(heads, now) if peer not in old)
         return tuple(within_shares(stay, join, self._range_of, max_peers)[:max_peers])
 
+    def why_expelled(
+        self, before: Collection[PeerId], after: Collection[PeerId], contributors: Collection[PeerId], now: float
+    ) -> str | None:
+        """Why nobody in good faith writes this roster, in a certificate with these contributors, or None: members that are here are not in it."""
+        here = [peer for peer in before if peer not in after and (peer == self._me or self.is_alive(peer, now))]
+        if expelled := [peer for peer in here if peer in contributors]:
+            return f"a roster without {expelled[0]}, which has contributed and is here"
+        return f"a roster without {len(here)} members that are here" if len(here) > few_of(before) else None
+
+    def why_unknown(self, before: Collection[PeerId], after: Collection[PeerId]) -> str | None:
+        """Why this roster cannot be judged yet, or None: it has many newcomers of whom nothing has been heard here."""
+        unknown = [peer for peer in after if peer not in before and peer not in self._seen and peer != self._me]
+        return (
+            f"a roster with {len(unknown)} newcomers that are not known here" if len(unknown) > few_of(before) else None
+        )
+
     def why_crowded(self, before: Collection[PeerId], after: Iterable[PeerId], max_peers: int) -> str | None:
         """Why the newcomers in this roster are too many of one range of addresses, or None."""
         roster = list(after)
@@ -310,3 +326,8 @@ class Members:
 
     def _gone(self, peer: PeerId) -> bool:
         return (seen := self._seen.get(peer)) is not None and seen.has_left
+
+
+def few_of(roster: Collection[PeerId]) -> int:
+    """Members of a roster that one leader may leave out, or take in unheard of."""
+    return max(1, len(roster) // 3)

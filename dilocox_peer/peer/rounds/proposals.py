@@ -82,6 +82,7 @@ class Pending:
     leader: PeerId
     signature: bytes
     promises: Justification
+    authors: tuple[bytes, ...]
     since: float
     failed: Mapping[Digest, int]
     nacked: set[Digest] = field(default_factory=set)

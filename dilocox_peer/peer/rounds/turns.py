@@ -73,6 +73,18 @@ class Turns:
         is_silent = not self._members.is_alive(leader, now) and not self._members.is_surely_gone(leader)
         return waited_s > self._seat.timing.alive_s or not is_silent or not self._is_trusted(leader)
 
+    def is_early(self, sender: PeerId, ballot: int, now: float, *, since_end_s: float) -> bool:
+        """Whether sender asks for a ballot while another has its time: else who asks first would lead every round. Our clock is not its
+        clock; who has led so far may go on in a higher ballot."""
+        seat = self._seat
+        if (
+            ballot <= self.ballot
+            or sender in (seat.leader(0), seat.leader(seat.votes.promised))
+            or self.is_lost(since_end_s, now)
+        ):
+            return False
+        return now < self.due - seat.pace.ballot_s / 2
+
     def _is_awaited(self, leader: PeerId, now: float) -> bool:
         return self._members.takes_part(leader, now) and self._is_trusted(leader)
 

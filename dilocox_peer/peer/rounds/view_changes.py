@@ -9,6 +9,7 @@ partition longer than T_d; healing.py ends it.
     calling, signing -> (not all in time) -> idle, and again with a higher number
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Value
 from dilocox_peer.wire.rounds import ViewAnswer, ViewCall, ViewPropose, ViewSign
 
+UNSIGNED = 2  # times; then it is in no roster that we propose here
 MAX_NUMBER_AHEAD = 1 << 20  # a stranger's number further above ours is refused: it would use the numbers up
 MAX_IN_VAIN = 6  # view changes in a row after which the patience doubles no more
 
@@ -79,6 +81,7 @@ class ViewChanges:
         self._highest_seen = max(seat.place.view, seat.votes.view_change_signed)
         self._blocked_since: float | None = now if seat.votes.view_change_signed > seat.place.view else None
         self._not_before = now
+        self._unsigned: Counter[PeerId] = Counter()  # rosters of ours that each agreed to and did not sign in time
         self._ranks: dict[PeerId, tuple[bool, bytes]] = {}
 
     # ---- whether one is needed ----
@@ -204,6 +207,8 @@ class ViewChanges:
             return [], f"proposes a roster with {proven[0]}, of whom there is proof that it votes twice"
         if seat.place.is_genesis and len(value.roster) < seat.owner.start_peers:
             return [], f"starts the run with {len(value.roster)} peers of {seat.owner.start_peers}"
+        if not seat.place.is_genesis and self._is_torn(value, sender, now):
+            return [], "proposes a roster without most of the members that are here"
         if self._call is not None and self._call.value is None:
             self._call = None
         self._highest_seen = max(self._highest_seen, number)
@@ -212,6 +217,14 @@ class ViewChanges:
             *self._backed(seat.vote(view_change_signed=number, view_change=value)),
             self._sign(sender, number, value),
         ], None
+
+    def _is_torn(self, value: Value, sender: PeerId, now: float) -> bool:
+        """Whether it leaves out most of the members that are ready here, several at least: with a roster of two for each of them, one could have
+        all sign and none vote."""
+        ready = set(self._members.at(self._seat.place.head, now)) & set(self._seat.place.roster)
+        ready -= {self._seat.me, sender, *self._unsigned}
+        missing = len(ready - set(value.roster))
+        return missing > 1 and 2 * missing > len(ready)
 
     def on_sign(self, sender: PeerId, message: ViewSign) -> str | None:
         call = self._call
@@ -245,6 +258,7 @@ class ViewChanges:
             self.certificate = self._seat.certificate(call.value, call.signatures, view=call.number, ballot=0)
             return []
         if now >= call.until:
+            self._unsigned.update(set(call.value.roster) - call.signatures.keys())
             self._call = None
             self._not_before = now + self._seat.timing.view_wait_s * self._seat.owner.rng.random()
             return []
@@ -282,6 +296,7 @@ class ViewChanges:
         member calls would be the roster's quorum."""
         seat = self._seat
         here = {peer for peer in self._members.at(seat.place.head, now) if not seat.owner.conduct.is_proven(peer)}
+        here -= {peer for peer, times in self._unsigned.items() if times >= UNSIGNED}  # or one could stop all of them
         here.add(seat.me)
         old = [peer for peer in seat.place.roster if peer in here]
         return (old or sorted(here))[: seat.owner.max_peers]
