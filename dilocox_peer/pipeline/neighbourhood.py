@@ -26,9 +26,11 @@ from dilocox_peer.pipeline.routes import (
 from dilocox_peer.pipeline.slots import Slots, num_slots, origin_window
 from dilocox_peer.pipeline.versions import Mode
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.hops import MAX_SECONDS, MAX_WINDOW, HopStatus, Step
 
 SERVICE_FROM = 32  # newest work times that the median looks at
+MOST_PATH_S, MOST_WIDTH = 600.0, 4096.0  # that a callee is believed to have behind it
 
 
 @dataclass(slots=True)
@@ -139,7 +141,8 @@ class Neighbourhood:
         if callee is None or status.stage != stage + 1:
             return
         is_first = callee.status is None
-        callee.status = status
+        # No more than a pipeline can be: we tell others what it comes to, and they refuse what is beyond all bounds.
+        callee.status = replaced(status, path_s=min(status.path_s, MOST_PATH_S), width=min(status.width, MOST_WIDTH))
         callee.known_outstanding = callee.outstanding
         callee.behind = status.behind
         self._update_behind()
@@ -147,12 +150,18 @@ class Neighbourhood:
 
     def _heard_caller(self, caller: Caller, status: HopStatus) -> None:
         caller.status = status
-        claims = sorted(each.status.stage0_certified for each in self.callers.values() if each.status is not None)
-        # What more than half of them say at least: one that lies cannot end our rounds.
-        self._stage0_certified = max(self._stage0_certified, claims[(len(claims) - 1) // 2])
+        self.judge_stage0()
         own = (caller.peer, caller.peer)
         if status.stage == 0 and own in self._recent_counts:
             self._origin_rounds[own] = max(self._origin_rounds[own], status.training_round)
+
+    def judge_stage0(self) -> None:
+        """What more than half of those that are linked say at least: one that lies cannot end our rounds, nor any of them once it is gone."""
+        claims = sorted(each.status.stage0_certified for each in self.callers.values() if each.status is not None)
+        if claims:
+            self._stage0_certified = claims[(len(claims) - 1) // 2]
+        else:  # nobody is linked: what was known stays, as far as it ends one round
+            self._stage0_certified = min(self._stage0_certified, self.rounds.training)
 
     # ---- rounds ----
 
@@ -336,7 +345,7 @@ class Neighbourhood:
         return HopStatus(
             stage=self._role.stage, training_round=self.rounds.training, certified=self.rounds.certified,
             stage0_certified=self.stage0_certified, behind=self.behind, service_s=float(self.service_s),
-            load=self._slots.in_use + self._slots.num_waiting, path_s=float(self.path_s), slowest_s=float(self.slowest_s),
-            width=float(self.plan.width), low=float(low), high=float(high), body_s=float(min(body_s, MAX_SECONDS)),
+            load=self._slots.in_use + self._slots.num_waiting, path_s=float(min(self.path_s, MAX_SECONDS)), slowest_s=float(self.slowest_s),
+            width=float(min(self.plan.width, MAX_SECONDS)), low=float(low), high=float(high), body_s=float(min(body_s, MAX_SECONDS)),
             site=self._role.site,
         )  # fmt: skip

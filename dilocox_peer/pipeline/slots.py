@@ -1,4 +1,4 @@
-"""Slots: the right to send a micro-batch's body to a peer. Granted first come, first served; nobody takes them all.
+"""Slots: the right to send a micro-batch's body to a peer. Granted to who holds the fewest, among these first come, first served; nobody takes them all.
 
     slots = 2 * window * ceil(callers / replicas), at most max_slots
 
@@ -126,10 +126,13 @@ class Slots:
             return None
         without = sum(1 for use in self._uses.values() if use.held == 0)
         all_may = free > min(without, self.capacity // KEPT_PART)
+        found, fewest = None, self.capacity if all_may else 1
         for key in self._waiting:
-            if all_may or self._uses[key[0]].held == 0:
-                return key
-        return None
+            if (held := self._uses[key[0]].held) < fewest:
+                found, fewest = key, held
+            if not fewest:
+                break
+        return found
 
 
 class AnswerCache(Generic[Replied]):

@@ -5,7 +5,6 @@ gets the gradient (Grad), and says that it has it (GradAck) or that it wants non
 that asking again does nothing twice. What is computed of a flight between READY and its answer is scheduler.py's. Pure.
 """
 
-import heapq
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
@@ -57,7 +56,9 @@ class Upstream:
         self._most_outstanding = max(max_slots, MAX_OUTSTANDING)
         self._abandon = abandon
         self.flights: dict[CallKey, Flight] = {}
-        self.ready: list[tuple[int, Flight]] = []  # heap, in the order of grants
+        self.ready: list[tuple[int, Flight]] = []  # with the order of grants
+        self._served: dict[PeerId, int] = {}  # when each caller was last
+        self._num_served = 0
         self._answers: AnswerCache[_Answer] = AnswerCache()
         self._serial = 0
         self.is_leaving = False
@@ -79,6 +80,8 @@ class Upstream:
             if flight.state not in (State.TURNING, State.BACKWARDING):
                 self._drop(flight)
         self._slots.unlink(peer)
+        self._served.pop(peer, None)
+        self._known.judge_stage0()
         self.resize()
 
     def resize(self) -> None:
@@ -176,7 +179,7 @@ class Upstream:
             return
         flight.body, flight.round, flight.state = body, message.round, State.READY
         self._desk.mark(flight, "arrived")
-        heapq.heappush(self.ready, (flight.call, flight))
+        self.ready.append((flight.call, flight))
         self._known.note_origin(peer, message)
         caller = self._known.callers[peer]
         if message.window != caller.window:
@@ -204,7 +207,6 @@ class Upstream:
         self._free(key)
         if len(self.ready) > 2 * self._slots.capacity + RECENT:  # P6: dropped ones are skipped, and do not pile up
             self.ready = [entry for entry in self.ready if entry[1].state is State.READY]
-            heapq.heapify(self.ready)
 
     def _free(self, key: CallKey) -> None:
         self._slots.release(key)
@@ -215,26 +217,21 @@ class Upstream:
 
     def has_ready(self) -> bool:
         """Whether a body waits to be computed."""
-        while self.ready and self.ready[0][1].state is not State.READY:
-            heapq.heappop(self.ready)
-        return bool(self.ready)
+        return any(flight.state is State.READY for _, flight in self.ready)
 
     def take_ready(self, busy: Container[MicroBatchId]) -> Flight | None:
-        """The flight granted first whose body is here and whose id is not among the busy ones."""
-        aside = []
-        found = None
-        while self.ready:
-            serial, flight = heapq.heappop(self.ready)
-            if flight.state is not State.READY:
-                continue
-            if flight.id in busy:  # P4: the same id of another caller is being computed
-                aside.append((serial, flight))
-                continue
-            found = flight
-            break
-        for entry in aside:
-            heapq.heappush(self.ready, entry)
-        return found
+        """A flight whose body is here and whose id is not among the busy ones: of the caller that was served longest ago, so that none takes
+        more than its part by asking for more; of its flights the one granted first."""
+        self.ready = [each for each in self.ready if each[1].state is State.READY]
+        # P4: the same id of another caller is being computed.
+        free = [each for each in self.ready if each[1].id not in busy]
+        if not free:
+            return None
+        serial, flight = min(free, key=lambda each: (self._served.get(_caller_of(each[1]), 0), each[0]))
+        self.ready.remove((serial, flight))
+        self._num_served += 1
+        self._served[_caller_of(flight)] = self._num_served
+        return flight
 
     def answer(self, flight: Flight, key: CallKey, body: Body | None) -> None:
         """Its backward is done: the gradient goes back and is kept, the slot is free."""
@@ -255,3 +252,8 @@ class Upstream:
 
     def _answer_key(self, key: CallKey, id_: MicroBatchId) -> object:
         return key, id_
+
+
+def _caller_of(flight: Flight) -> PeerId:
+    assert flight.key is not None, "a caller's flight"
+    return flight.key[0]

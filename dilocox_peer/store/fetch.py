@@ -134,7 +134,8 @@ class Fetch:
         ):
             rests.append(self._now + LOOK_S)  # at who is slow: one that sends nothing makes nothing happen
         if self.outline is None and any(self._is_unasked(each, self._now) for each in donors):
-            rests += [each.asked_s + IMPATIENT_S for each in donors if each.is_asked]
+            impatient = (each.asked_s + IMPATIENT_S for each in donors if each.is_asked)
+            rests += [each for each in impatient if each > self._now]  # of those before the next was asked already
         return min(rests, default=inf)
 
     # ---- what happens ----

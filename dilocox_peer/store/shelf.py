@@ -8,6 +8,7 @@ A thing is written beside, flushed and renamed, and checked chunk by chunk when 
 flushed, shows as a missing thing, never as a wrong one. What is fetched in part stays for the next try, a week at most, of the newest few.
 """
 
+import errno
 import hashlib
 import mmap
 import os
@@ -28,6 +29,7 @@ from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
 PARTIAL: Final = "partial"
 PARTIAL_KEPT_S = 7 * 24 * 3600.0
 MAX_PARTIALS = 16  # more than are ever fetched at a time; of others the newest are gone on with
+PASSING: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN))
 _SIZE_BYTES = 8
 
 
@@ -54,6 +56,11 @@ class FileContent:
         elif len(raw) != stop - start:
             raise StateCorrupt(f"{self.path} was cut short")
         return raw
+
+
+def will_pass(error: Exception) -> bool:
+    """Whether a thing cannot be read for now alone: for want of file descriptors or of memory. What is here is not dropped for that."""
+    return isinstance(error, OSError) and error.errno in PASSING
 
 
 class Shelf:
@@ -181,10 +188,13 @@ class Shelf:
         """The whole of it, checked; None if it is not here, or no longer what its name says."""
         if not self._use(name):
             return None
-        with suppress(OSError):
+        try:
             raw = self._path(name).read_bytes()
             if sha256(raw) == name:
                 return raw
+        except OSError as error:
+            if will_pass(error):
+                return None
         self.forget(name)
         return None
 
@@ -201,8 +211,9 @@ class Shelf:
                 return memoryview(b"")
             with content.path.open("rb") as file:
                 return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-        except (OSError, StateCorrupt):
-            self.forget(name)
+        except (OSError, StateCorrupt) as error:
+            if not will_pass(error):
+                self.forget(name)
             return None
 
     def path(self, name: Digest) -> Path | None:
@@ -215,8 +226,9 @@ class Shelf:
             return None
         try:
             return FileContent(self._path(name), self._outline(name))
-        except (OSError, ValueError):
-            self.forget(name)
+        except (OSError, ValueError) as error:
+            if not will_pass(error):
+                self.forget(name)
             return None
 
     # ---- what stays ----

@@ -9,6 +9,7 @@ from dilocox_peer.events import Event, MemberDoubted
 from dilocox_peer.peer.rounds.chain import vote_for
 from dilocox_peer.peer.rounds.contract import Action, FetchBlob, Send
 from dilocox_peer.peer.rounds.justified import promise_statement
+from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.slices import ranked
 from dilocox_peer.types import Digest, PeerId, canonical, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Result, SliceOutcome, Value, acceptance, average_statement
@@ -34,8 +35,8 @@ HOSTILE = PeerId("p03")
 class Withholding(World):
     """Certain blobs are not to be had of certain members: those who hold them give them to nobody."""
 
-    def __init__(self, num_peers: int, slices: int) -> None:
-        super().__init__(1, num_peers)
+    def __init__(self, num_peers: int, slices: int, machine: type[RoundMachine] = RoundMachine) -> None:
+        super().__init__(1, num_peers, machine=machine)
         if slices:
             self.be_sliced(slices)
         self.start_peers = num_peers

@@ -43,6 +43,18 @@ def test_the_whole_is_checked_once_and_a_late_answer_accuses_nobody_else() -> No
     assert fetch.checked_whole(check, False, 3.1) == []
 
 
+def test_what_is_due_next_is_ahead_also_while_many_say_nothing() -> None:
+    """A time that was over stayed the next one: the event loop turned without end until all had been asked."""
+    donors = [PeerId(f"silent {number}") for number in range(6)]
+    fetch, now = Fetch(NAME, donors), 0.0
+    fetch.begin(now)
+    for _ in range(5):
+        due = fetch.deadline()
+        assert due > now
+        now = due
+        fetch.tick(now)
+
+
 def test_a_thing_of_one_chunk_that_the_name_proves_takes_the_place_of_a_long_lie() -> None:
     body = b"the thing"
     fetch = Fetch(sha256(body), [LIAR, HONEST])

@@ -1,6 +1,7 @@
 """One test per rule of the scheduler; the simulator (tests/sim) plays them together."""
 
 import random
+from collections import Counter
 from typing import Any, Literal
 
 import pytest
@@ -53,6 +54,8 @@ from dilocox_peer.wire.hops import (
     SlotGrant,
     SlotWait,
     Step,
+    decode_hops,
+    encode_hops,
 )
 
 ME, UP, UP2, DOWN, DOWN2 = (PeerId(name) for name in ("me", "up", "up2", "down", "down2"))
@@ -733,3 +736,52 @@ def test_who_waits_for_the_download_limit_is_in_the_line_and_granted_in_time():
     assert bench.machine.deadline() > 3.0  # or its thread would turn without end
     bench.get(UP, Step(*id_of(2), 2, 0, 4), b"x")
     assert bench.machine.protocol_errors == 0
+
+
+def test_what_one_caller_said_of_stage_0_is_gone_with_it() -> None:
+    """The first to be linked, alone for a moment, said 2**53: that stayed for ever, and each round was closed at once."""
+    bench = Bench(1)
+    liar, *callers = [PeerId(f"caller{index}") for index in range(4)]
+    bench.feed(Linked(liar, 0))
+    bench.feed(HopReceived(liar, replaced(STATUS, stage=0, stage0_certified=2**53)))
+    bench.feed(Unlinked(liar))
+    assert bench.machine.stage0_certified <= 1
+    for caller in callers:
+        bench.feed(Linked(caller, 0))
+        bench.feed(HopReceived(caller, replaced(STATUS, stage=0, stage0_certified=3)))
+    assert bench.machine.stage0_certified == 3
+
+
+@pytest.mark.parametrize("said", [{"path_s": 1e6}, {"width": 1e6}, {"slowest_s": 1e6}, {"service_s": 1e6}])
+def test_what_a_callee_says_is_told_on_within_what_others_take(said: dict[str, float]) -> None:
+    """A way of 1e6 s and our own on top of it was more than anybody reads: our neighbours hung up on us."""
+    bench = middle()
+    bench.feed(RoundTrip(DOWN, 0.5))
+    bench.feed(HopReceived(DOWN, replaced(STATUS, **said)))
+    bench.now += 10.0
+    told = [action.message for action in bench.feed(Tick()) if isinstance(action, HopSend)]
+    assert any(isinstance(message, HopStatus) for message in told)
+    assert decode_hops(encode_hops(told), PeerId("us")) == tuple(told)
+
+
+def test_a_caller_that_asks_for_more_gets_no_more_than_its_part() -> None:
+    """With 256 calls outstanding one had nine parts of ten of a callee's work, and its rounds ended by what that said."""
+    bench, worked = last(max_slots=64).link(UP2), Counter[PeerId]()
+
+    def feed(happened: object) -> None:
+        """Whoever is granted a slot sends its body at once."""
+        for action in bench.feed(happened):
+            if isinstance(action, HopSend) and isinstance(grant := action.message, SlotGrant):
+                feed(HopReceived(action.peer, Step(*grant.id, grant.call, 0, 8), b"x"))
+
+    for caller, count in ((UP2, 40), (UP, 16)):
+        for index in range(count):
+            feed(HopReceived(caller, Reserve(*id_of(index, caller), index, 0)))
+    while sum(worked.values()) < 24:
+        work, _ = bench.work()
+        if isinstance(work, Turn):
+            worked[work.id.origin] += 1
+            feed(BackwardDone(work.id, b"dy", 1.0, 0.1))
+        else:
+            feed(Stepped(0.0))
+    assert min(worked.values()) >= 10, worked

@@ -1,6 +1,7 @@
 """The store: shelves on a real disk, and fetches between stores over a loopback that breaks, lies and stalls as it is told."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import random
@@ -303,6 +304,24 @@ def test_a_thing_that_was_not_flushed_is_whole_or_missing_after_a_power_cut(left
     assert again.get(whole) == b"another"
     assert again.put(b"a slice", durable=False) == torn
     assert again.get(torn) == b"a slice"
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_what_cannot_be_read_for_now_stays_on_the_shelf(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's streams can have a peer run out of file descriptors; contributions and weights were deleted for that."""
+    shelf = Shelf(tmp_path)
+    name = shelf.put(b"a contribution")
+
+    def fails(*_arguments: object, **_options: object) -> None:
+        raise OSError(number, "for now")
+
+    with monkeypatch.context() as patched:
+        for patch in ("stat", "read_bytes", "open"):
+            patched.setattr(Path, patch, fails)
+        assert (shelf.get(name), shelf.mapped(name), shelf.content(name)) == (None, None, None)
+    assert shelf.get(name) == b"a contribution"
 
 
 def test_a_thing_that_must_last_is_flushed_also_where_it_was_here_before(

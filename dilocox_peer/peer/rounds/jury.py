@@ -85,7 +85,7 @@ class Jury:
 
     def would_refuse(self, value: Value, now: float) -> bool:
         """As why_not_believed, of a value that nobody proposes to us."""
-        if self._why_expelled(value, now) is not None:
+        if self._why_expelled(value, now) or self._members.why_unknown(self._seat.place.roster, value.roster):
             return True
         is_overdone = any(self.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
         return is_overdone or self._seat.why_not_planned(value) is not None

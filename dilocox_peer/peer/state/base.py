@@ -16,7 +16,7 @@ from dilocox_peer.model.architecture import frozen_layout_of
 from dilocox_peer.model.frozen import FrozenBase, FrozenLayout, read_base
 from dilocox_peer.model.memory import size
 from dilocox_peer.network.endpoint import Endpoint
-from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.store.shelf import Shelf, will_pass
 from dilocox_peer.store.store import Store
 from dilocox_peer.types import Digest
 
@@ -77,8 +77,9 @@ def base_on(things: Shelf, name: Digest, layout: FrozenLayout) -> FrozenBase | N
         for index in range(len(content.outline.chunks)):
             content.chunk(index)
         return FrozenBase.open(content.path, layout)
-    except (StateCorrupt, OSError):
-        things.forget(name)
+    except (StateCorrupt, OSError) as error:
+        if not will_pass(error):
+            things.forget(name)
         return None
 
 
