@@ -315,6 +315,10 @@ class Downstream:
         flight.asked.discard(peer)  # what it refused it has no answer to
         self._move(flight, "refused")
 
+    def awaits(self, peer: PeerId, message: Grad) -> bool:
+        """Whether it had a call of ours that this answers."""
+        return self._is_answer(self._calls.get(message.call), peer, message)
+
     def on_grad(self, peer: PeerId, message: Grad, body: Body | None) -> None:
         desk = self._desk
         self._known.heard_behind(self._known.callees[peer], message.behind)

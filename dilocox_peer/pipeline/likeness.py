@@ -54,6 +54,9 @@ class Likeness:
                 self._seen.popitem(last=False)
         return None
 
+    def forget(self, peer: PeerId) -> None:
+        self._seen.pop(peer, None)
+
     @property
     def num_known(self) -> int:
         """Peers that are remembered."""

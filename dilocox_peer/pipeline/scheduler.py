@@ -170,7 +170,6 @@ class Scheduler:
 
     @property
     def window(self) -> int:
-        """How many micro-batches we may have under way: an origin's window, or half of our slots."""
         return self._known.window
 
     @property
@@ -183,17 +182,14 @@ class Scheduler:
 
     @property
     def behind(self) -> int:
-        """The lowest certified round from our stage to the last, as known."""
         return self._known.behind
 
     @property
     def stage0_certified(self) -> int:
-        """Rounds that stage 0 has certified, as known."""
         return self._known.stage0_certified
 
     @property
     def is_drifting(self) -> bool:
-        """Whether the stages behind are two rounds late, so that an origin waits for them."""
         return self._known.is_drifting
 
     def recent_origins(self) -> dict[tuple[PeerId, PeerId], tuple[int, int]]:
@@ -204,14 +200,18 @@ class Scheduler:
         """Origins that we work for, as far as it is plausible; listed: those with a lease."""
         return self._known.num_origins(listed)
 
+    def awaits(self, peer: PeerId, message: hops.Step | hops.Grad) -> bool:
+        """Whether the body of this message may come."""
+        return (
+            self.callers.awaits(peer, message) if isinstance(message, hops.Step) else self._calls.awaits(peer, message)
+        )
+
     @property
     def plan(self) -> RoutePlan:
-        """The shares of the callees."""
         return self._known.plan
 
     @property
     def resent(self) -> int:
-        """Bodies that one callee had and another got, or the same one again."""
         return self._calls.resent
 
     @property

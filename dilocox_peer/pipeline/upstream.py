@@ -160,6 +160,11 @@ class Upstream:
         """When `grant` is wanted because the download limit lets the next body in; inf if nobody waits for that."""
         return self._entry.opens_at if self._slots.can_grant else float("inf")
 
+    def awaits(self, peer: PeerId, message: Step) -> bool:
+        """Whether it has a slot for this body."""
+        flight = self.flights.get((peer, message.call))
+        return flight is not None and flight.state is State.GRANTED and flight.id == message.id
+
     def on_step(self, peer: PeerId, message: Step, body: Body | None) -> None:
         key = (peer, message.call)
         flight = self.flights.get(key)

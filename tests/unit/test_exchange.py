@@ -122,6 +122,22 @@ def middle() -> MiddlePeer:
     return MiddlePeer()
 
 
+def test_a_body_that_nobody_let_come_says_nothing_of_what_is_usual(middle: MiddlePeer):
+    """Strangers without a slot could have the bodies of all others refused, by sending some that were next to nothing."""
+    body = BodyFormat.of(manifest_of(3, schedule="carry"))
+    weak = body.pack_hidden(1e-4 * torch.ones(body.batch, body.tokens, body.width))
+    weak += body.pack_targets(torch.zeros(body.batch, body.tokens, dtype=torch.int64))
+    for number in range(4):
+        middle.receive("a", number, number)
+    id_ = MicroBatchId(PeerId("head"), 1, 99)
+    for stranger in ("b", "c", "d"):
+        middle.bench.take_in(contract.Linked(PeerId(stranger), 0))
+        for call in range(50, 56):
+            middle.hear(stranger, Step(*id_, call, 1, 8), weak)
+    middle.receive("a", 5, 5)
+    assert middle.bench.awaits(PeerId("b"), Step(*id_, 50, 1, 8)) is False
+
+
 def test_a_micro_batch_that_one_caller_gives_up_and_another_has_sent_keeps_its_activations(middle: MiddlePeer):
     id_ = middle.receive("a", 7, 1)
     middle.receive("b", 7, 2)

@@ -102,3 +102,15 @@ def test_the_strength_of_a_body_is_that_of_its_values(form: Form) -> None:
     found = body.strength(packed)
     assert rms * 0.99 <= found <= rms * (4.0 if form == "int8" else 1.01)
     assert body.strength(body.pack_hidden(100 * hidden_BTD)) == pytest.approx(100 * found, rel=0.02)
+
+
+def test_what_a_peer_sent_is_forgotten_with_its_link() -> None:
+    """One after the other, strangers made next to nothing usual, and had all that were honest refused for ten minutes."""
+    likeness = seen(HONEST[:2], random.Random(5))
+    for number in range(8):
+        stranger = PeerId(f"stranger {number}")
+        for _ in range(LEAST_SEEN):
+            assert likeness.why_not(stranger, 1e-9, 0.0) is None
+        likeness.forget(stranger)
+    for peer in HONEST[:2]:
+        assert likeness.why_not(peer, 0.01, 0.0) is None

@@ -16,7 +16,7 @@ from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.contract import Work
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import MicroBatchId
+from dilocox_peer.wire.hops import Grad, MicroBatchId, Step
 
 MAX_TRACED = 1024  # micro-batches whose packing times are kept
 
@@ -69,6 +69,11 @@ class Bench:
         self._on_work()
 
     # ---- the pipeline's thread, which asks for the actions and nudges by itself, after all that it takes in at one time
+
+    def awaits(self, peer: PeerId, message: Step | Grad) -> bool:
+        """Whether the body of this message may come."""
+        with self._lock:
+            return self._scheduler.awaits(peer, message)
 
     def take_in(self, happened: contract.HopInput) -> None:
         """Lets the scheduler know."""

@@ -37,6 +37,7 @@ from dilocox_peer.peer.links.dialling import Dial, HangUp, LinkAddress
 from dilocox_peer.peer.links.exchange import Exchange
 from dilocox_peer.peer.links.greeting import Greeter
 from dilocox_peer.peer.links.sessions import GiveUp, Greet, Hand, LinkAction, LinkSessions, Proved, StartLinkd, Tell
+from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.turnstile import Delay, Turnstile, at_once
 from dilocox_peer.signing import SigningKey
@@ -284,6 +285,8 @@ class Conveyor:
                 case HangUp(link):
                     self._link.hang_up(link)
                 case Hand(happened):
+                    if isinstance(happened, contract.Unlinked):
+                        self._exchange.forget(happened.peer)
                     self.bench.take_in(happened)
                 case Tell(event):
                     self._listener(event)

@@ -81,7 +81,7 @@ class Exchange:
         last = messages[-1]
         if isinstance(last, Step | Grad):
             reason = self._body.why_not(body, is_step=isinstance(last, Step))
-            if reason is None:
+            if reason is None and self._bench.awaits(peer, last):  # else anybody could say what is usual
                 likeness = self._activations if isinstance(last, Step) else self._gradients
                 reason = likeness.why_not(peer, self._body.strength(body), time.monotonic())
             if reason is not None:
@@ -98,6 +98,11 @@ class Exchange:
                 self._bodies.drop(peer, message.id, message.call)
             carried: Bytes | None = body if message is last and isinstance(message, Step | Grad) else None
             self._bench.take_in(contract.HopReceived(peer, message, carried, wire_s))
+
+    def forget(self, peer: PeerId) -> None:
+        """It is linked no longer: what it sent does not say any more what is usual."""
+        self._activations.forget(peer)
+        self._gradients.forget(peer)
 
     def flush(self, linked: Container[PeerId], deliver: Deliver) -> None:
         """Sends what the scheduler wants sent: to each neighbour its small messages together, before its bodies."""
