@@ -40,6 +40,7 @@ SOONER_S = 1.0  # taking over from a slow donor costs what it has under way; it 
 UNMEASURED_S = 2.0  # a donor that has sent nothing yet is not called slow before
 LATE_S = 5.0  # nor hung up on for another that was never tried
 LOOK_S = 0.5
+STUCK_S = 30.0  # without a whole chunk; then another outline that is claimed is tried, for twice as long each time
 IMPATIENT_S = 3.0  # with a donor that does not say what the thing is made of, before the next is asked too
 
 
@@ -110,6 +111,7 @@ class Fetch:
         self._num_checks = 0
         self._checking: Digest | None = None  # root of the outline whose whole is being checked
         self._now = float("-inf")
+        self._progress_s, self._patience_s = 0.0, STUCK_S  # when a chunk came last, or another outline was gone by
         if resumed is not None and self._why_not(resumed[0]) is None:
             self._adopt(resumed[0])
             for index in resumed[1]:
@@ -122,7 +124,6 @@ class Fetch:
         return sum(stop - start for start, stop in spans)
 
     def busy(self) -> list[PeerId]:
-        """The donors that are sending."""
         return [peer for peer, donor in self._donors.items() if donor.is_busy]
 
     def deadline(self) -> float:
@@ -141,6 +142,7 @@ class Fetch:
     # ---- what happens ----
 
     def begin(self, now: float) -> list[FetchAction]:
+        self._progress_s = now
         return self._go_on(now)
 
     def tick(self, now: float) -> list[FetchAction]:
@@ -283,7 +285,7 @@ class Fetch:
             actions.append(Shorten(peer, self._donors[peer].at))
             self._release(peer)
         before, old = self.outline, self._chunks
-        self.outline, self._checking = outline, None
+        self.outline, self._checking, self._progress_s = outline, None, self._now
         self._chunks = [_Chunk() for _ in outline.chunks]
         self._missing = len(self._chunks)
         if before is not None:
@@ -302,7 +304,7 @@ class Fetch:
         return self.outline.span(index)
 
     def _hold(self, index: int) -> None:
-        self._chunks[index] = _Chunk(is_taken=True, is_held=True)
+        self._chunks[index], self._progress_s = _Chunk(is_taken=True, is_held=True), self._now
         self._missing -= 1
 
     def _release(self, peer: PeerId) -> None:
@@ -341,6 +343,10 @@ class Fetch:
                 donor.is_asked, donor.asked_s = True, now
                 actions.append(AskOutline(peer))
         if self.outline is not None:
+            is_stuck = now >= self._progress_s + self._patience_s and not self._is_proven(self.outline)
+            if is_stuck and (other := self._another_outline()) is not None:  # a false one may be let trickle
+                self._patience_s *= 2
+                actions += self._adopt(other)
             actions += self._hand_out(self.outline, now)
         if any(donor.is_asked or donor.is_busy or self._is_resting(donor, now) for donor in self._donors.values()):
             return actions

@@ -43,6 +43,21 @@ def test_the_whole_is_checked_once_and_a_late_answer_accuses_nobody_else() -> No
     assert fetch.checked_whole(check, False, 3.1) == []
 
 
+def test_a_false_outline_that_trickles_is_left_for_another_that_is_claimed() -> None:
+    """The liar is asked first and gives a byte now and then; who was honest was asked for none in a day."""
+    fetch, now = Fetch(NAME, [LIAR, HONEST]), 0.1
+    fetch.begin(0.0)
+    fetch.outlined(LIAR, FALSE, now)
+    fetch.outlined(HONEST, TRUE, now)
+    asked = set()
+    while now < 120.0 and HONEST not in asked:
+        now += 1.0
+        actions = fetch.received(LIAR, 1, now) if int(now) % 10 == 0 else fetch.tick(now)
+        asked |= {each.donor for each in actions if isinstance(each, AskRange)}
+    assert HONEST in asked
+    assert fetch.outline == TRUE
+
+
 def test_what_is_due_next_is_ahead_also_while_many_say_nothing() -> None:
     """A time that was over stayed the next one: the event loop turned without end until all had been asked."""
     donors = [PeerId(f"silent {number}") for number in range(6)]
