@@ -16,6 +16,7 @@ from dilocox_peer.events import Event, Failed
 from dilocox_peer.events_of_states import StageCopied, StageRestored, StateFetchFailed
 from dilocox_peer.invitation import Invitation
 from dilocox_peer.peer import takeover as takeover_module
+from dilocox_peer.peer.archivist import keeper_lease
 from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.state import guardian as guardian_module
@@ -27,6 +28,7 @@ from dilocox_peer.peer.state.restore import Own, find_backup
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, States
 from dilocox_peer.peer.takeover import Move, Takeover
 from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.store.pull import STORE_SERVICE
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Content, Source, Store
 from dilocox_peer.types import Digest, PeerId
@@ -329,3 +331,28 @@ async def test_the_newest_moves_to_a_stage_that_has_too_few_peers_to_begin(
     assert not staying.done(), "the oldest stays"
     for task in (begun, staying):
         task.cancel()
+
+
+async def test_where_the_stage_lives_who_says_it_has_more_than_its_chain_leads_to_is_not_waited_for(
+    make_node: MakeNode,
+) -> None:
+    """A stranger with the true chain that says it keeps the run, and gives the state a byte at a time, held each start up for an hour."""
+    stage = CertifiedStage().rounds(4)
+    member, stranger = await make_node("member"), await make_node("stranger")
+    await member.hold(stage, lambda: stage.states[-1])
+    asked = asyncio.Event()
+
+    async def trickle(_peer: PeerId, _header: dict[str, object]) -> object:
+        asked.set()
+        await asyncio.sleep(600.0)
+        raise AssertionError("nobody waits so long")
+
+    await stranger.presence.transport.serve(STORE_SERVICE, trickle)  # type: ignore[arg-type]
+    kept = {STAGE: Kept(annals_of(stage.certificates), stage.states[-2].round, 10**9)}
+    server = BackupServer(None, certificates=tuple, kept=kept)
+    await stranger.presence.transport.serve(BACKUP_SERVICE, server.serve)
+    await stranger.directory.announce(keeper_lease(stranger.presence.transport, 1, 10**9))
+    newcomer = await make_node("newcomer")
+    async with asyncio.timeout(30.0):
+        assert await newcomer.find() is None
+    assert not asked.is_set()

@@ -159,6 +159,8 @@ async def find_backup(
         if patience_s and complete is not None and not own.round:
             return Restoration(None, (complete.place.round, complete.place.head))
         for each in judged:
+            if alive >= 0 and each.source.lease and not each.source.is_named and each.annals.place.round <= newest_here:
+                continue  # it says that it has more than its chain leads to, and the stage lives: we would wait for what may never come
             source, donors = each.source, [other.source.lease.peer for other in judged if other.source.lease]
             if source.lease is not None:
                 donors = [source.lease.peer, *(donor for donor in donors if donor != source.lease.peer)]
