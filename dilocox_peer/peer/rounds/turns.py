@@ -74,12 +74,13 @@ class Turns:
         return waited_s > self._seat.timing.alive_s or not is_silent or not self._is_trusted(leader)
 
     def is_early(self, sender: PeerId, ballot: int, now: float, *, since_end_s: float) -> bool:
-        """Whether sender asks for a ballot while another has its time: else who asks first would lead every round. Our clock is not its
-        clock; who has led so far may go on in a higher ballot."""
+        """Whether sender asks for a ballot while who leads first has its time: else who asks at once would lead every round. Our clock is not its
+        clock; and once somebody else was promised a ballot, whoever asks above it may be the only one that is left."""
         seat = self._seat
         if (
-            ballot <= self.ballot
-            or sender in (seat.leader(0), seat.leader(seat.votes.promised))
+            seat.votes.promised > 0
+            or ballot <= self.ballot
+            or sender == seat.leader(0)
             or self.is_lost(since_end_s, now)
         ):
             return False
