@@ -13,7 +13,6 @@ from .scenario import run_seed
 SEARCHED = 60  # seeds a fault gets to show itself in
 RARE = {  # where the search begins for these
     "no view change after genesis": 70,
-    "votes in a view change after it signed a newer one": 130,
     "any branch is better": 60,
 }
 
