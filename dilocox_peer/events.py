@@ -318,18 +318,22 @@ class BranchSwitched(Event):
 
 @dataclass(frozen=True, slots=True)
 class RoundVouched(Event):
-    """The run's owner has signed our stage's chain up to a round. is_ours: that chain is the one we are on."""
+    """The run's owner has signed our stage's chain up to a round. is_ours: that chain is the one we are on. is_ahead: the round is after
+    ours, so nobody can say yet."""
 
     round: int
     is_ours: bool
+    is_ahead: bool = False
 
     @property
     def level(self) -> str:
-        return "info" if self.is_ours else "warning"
+        return "info" if self.is_ours or self.is_ahead else "warning"
 
     def line(self) -> str:
         if self.is_ours:
             return f"the run's owner vouches for our chain up to round {self.round}"
+        if self.is_ahead:
+            return f"the run's owner vouches for round {self.round}, which is not here yet: fetching what is missing"
         return f"the run's owner vouches for another chain at round {self.round}: looking for those who have it"
 
 

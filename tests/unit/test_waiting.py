@@ -5,7 +5,7 @@ import random
 import pytest
 
 from dilocox_peer.contract import Note, Tick
-from dilocox_peer.events import Event, MessageRefused, OwnerAwaited
+from dilocox_peer.events import Event, MessageRefused, OwnerAwaited, RoundVouched
 from dilocox_peer.events_of_states import EndAwaited, PeersUnreached, RunIsOver, StageFull, StateAwaited
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
@@ -125,6 +125,14 @@ def test_a_run_that_has_begun_is_waited_for_and_not_begun_anew(newcomer: Newcome
     assert not newcomer.machine.may_train
     written = [each for action in newcomer.wanted if isinstance(action, Persist) for each in action.state.appended]
     assert not [each for each in written if ME.peer_id in each.value.roster], "it wrote a roster of its own"
+
+
+def test_the_owners_word_of_a_later_round_is_not_told_as_another_chain(newcomer: Newcomer):
+    newcomer.hear_owner(CertifiedStage().rounds(12), 9)
+    [told] = [each.event for each in newcomer.wanted if isinstance(each, Note) and isinstance(each.event, RoundVouched)]
+    assert told == RoundVouched(8, is_ours=False, is_ahead=True)
+    assert (told.level, "another chain" in told.line()) == ("info", False)
+    assert RoundVouched(8, is_ours=False).level == "warning"
 
 
 def beat_at(stage: CertifiedStage) -> Heartbeat:

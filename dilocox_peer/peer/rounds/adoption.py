@@ -131,7 +131,11 @@ class Adoption:
         self._forks.checkpoint = checkpoint
         self.healing.reconsider()
         persist = Persist(Durable(self._chain.height, (), self.sitting.seat.votes, checkpoint))
-        return [persist, Note(RoundVouched(checkpoint.round, self._chain.height_of(checkpoint.head) is not None))], None
+        is_ours, is_ahead = (
+            self._chain.height_of(checkpoint.head) is not None,
+            checkpoint.round > self._chain.place.round,
+        )
+        return [persist, Note(RoundVouched(checkpoint.round, is_ours, is_ahead))], None
 
     # ---- towards the best chain ----
 
