@@ -350,6 +350,16 @@ def test_what_its_author_has_not_signed_is_neither_taken_nor_voted_for() -> None
     assert refusals(table, second, first, good) == []
 
 
+def test_what_a_stranger_signed_is_not_remembered_in_whoevers_name_it_comes() -> None:
+    """Keys cost nothing: a leader that names entries of ever new ones would fill the memory of all."""
+    table = Table("a", "b", "c").start()
+    seat, arrivals = table.seat("a"), table.machine("a").sitting.arrivals
+    entry = Entry(PeerId("z"), 1, sha256(b"x"), 1, 1)
+    signature = offered(seat.at(), entry).signature
+    assert arrivals.why_not_signed([entry], [signature]) == "an entry of z, which is not in the roster"
+    assert arrivals.authors([entry]) != (signature,)
+
+
 def test_who_offers_what_another_has_made_is_left_out() -> None:
     """It needs no more than the offer it hears; it names the same contribution, and claims the work. Who leads is another."""
     table = Table("a", "b", "c", "d").start()

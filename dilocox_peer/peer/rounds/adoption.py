@@ -131,10 +131,8 @@ class Adoption:
         self._forks.checkpoint = checkpoint
         self.healing.reconsider()
         persist = Persist(Durable(self._chain.height, (), self.sitting.seat.votes, checkpoint))
-        is_ours, is_ahead = (
-            self._chain.height_of(checkpoint.head) is not None,
-            checkpoint.round > self._chain.place.round,
-        )
+        is_ours = self._chain.height_of(checkpoint.head) is not None
+        is_ahead = checkpoint.round > self._chain.place.round
         return [persist, Note(RoundVouched(checkpoint.round, is_ours, is_ahead))], None
 
     # ---- towards the best chain ----

@@ -102,6 +102,10 @@ class Arrivals:
         for entry, signature in zip(entries, authors, strict=True):
             if entry in self._signed:
                 continue
+            if (
+                entry.peer not in self._seat.place.roster
+            ):  # anybody can make keys and sign with them: what is remembered has a bound
+                return f"an entry of {entry.peer}, which is not in the roster"
             if not self._seat.owner.verify(entry.peer, self._statement(entry), signature):
                 if by is not None:
                     self._conduct.strike(by, "led", f"named a contribution of {entry.peer} that this has not signed")
