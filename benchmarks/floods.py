@@ -1,6 +1,6 @@
 """Floods of every port of a live swarm, from fifty identities: what is left of training, what memory grows to, who is turned away.
 
-    python benchmarks/floods.py [--seconds 120] [--identities 50] [--ports messages,halves,...] [--together]
+    python benchmarks/floods.py [--seconds 120] [--identities 50] [--ports messages,halves,...] [--together] [--cores 1]
 
 A real bootstrap and three real peers (two of stage 0, one of stage 1) train on loopback. The flooders have the run's link and nothing
 else; each has a p2pd and a PeerID of its own, and a link identity for linkd. Ports are flooded one after another, or all of them
@@ -18,21 +18,19 @@ else; each has a p2pd and a PeerID of its own, and a link identity for linkd. Po
 Before, during and after each: tokens a second of all peers (from their own reports), memory of each process, processor time of the
 swarm, of its p2pds and of the flooders with theirs, who was turned away. Ends
 with 1 unless training kept 0.8 of before, was at 0.8 again within 10 s of the flood's end, nobody honest was turned away or hung up
-on for good, and memory kept to SECURITY.md's bounds. The flooders share one core at the lowest priority, as they would have
-machines of their own; what they take of this one even so is counted against the swarm. All of 127.0.0.1 is one computer, where no
-budget of ranges holds: fifty names are told apart, and have what strangers have in common. Where there are four cores or more the
-swarm has the others.
+on for good, and memory kept to SECURITY.md's bounds. The flooders and their p2pds share --cores at the lowest priority, as they would
+have machines of their own; what they take of this one even so is counted against the swarm. All of 127.0.0.1 is one computer, where
+no budget of ranges holds: fifty names are told apart, and have what strangers have in common. Where there are three cores more than
+--cores the swarm has the others, and none of the flooders'.
 """
 
 import argparse
 import asyncio
 import os
 import random
-import secrets
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -59,10 +57,11 @@ AFTER_S = 20.0
 RECOVERED_WITHIN_S = 10.0
 LEAST_SHARE = 0.8
 WINDOW_S = 5.0
-ENOUGH_CORES = 4
+CORES_OF_THE_SWARM = 3  # at least, or it has what there is
 SEND_S = 10.0
 HOLD_S = 8.0
 MOST_GROWTH = {"itself": 96 << 20, "linkd": 96 << 20, "p2pd": DAEMON_BYTES}
+LINK_FLOODER = str(Path(__file__).with_name("link_flooder.py"))
 SERVICES = ("dial-back", "store", "state", "backup", "hang-up")
 
 
@@ -217,58 +216,6 @@ async def flooders(link: str, count: int, targets: list[Target], tally: Tally) -
 # -- links ------------------------------------------------------------------------------------------------------------
 
 
-def flood_links(link_id: str, address: str, run_id: str, count: int) -> None:
-    """The process that floods a linkd: so many identities, again and again, until its input ends. Says how many links it tried."""
-    import logging
-
-    import trio
-
-    from dilocox_peer.network.frames import pack_header
-    from dilocox_peer.network.link_frames import FrameKind
-    from dilocox_peer.network.link_host import Host, abort
-
-    logging.disable(logging.CRITICAL)
-    protocol = f"/dilocox/link/1/{run_id[:16]}"
-    seeds = [secrets.token_bytes(32) for _ in range(count)]
-    tried = 0
-
-    async def one(seed: bytes) -> None:
-        nonlocal tried
-        host = Host(seed, protocol, max_connections=4)
-        async with host.run([]):
-            with trio.move_on_after(SEND_S), suppress(Exception):
-                conn = await host.dial(link_id, address)
-                try:
-                    streams = {role: await host.open_stream(conn, timeout_s=5) for role in ("control", "bulk")}
-                    for role, stream in streams.items():
-                        await stream.write(pack_header(FrameKind.HELLO, {"role": role, "g": time.time_ns()}, 0))
-                    for _ in range(200):  # before any greeting
-                        await streams["control"].write(pack_header(FrameKind.FRAME, {"h": bytes(4000)}, 0))
-                    await streams["bulk"].write(pack_header(FrameKind.FRAME, {"h": b""}, 1 << 20) + bytes(1 << 16))
-                    await trio.sleep(HOLD_S)
-                finally:
-                    abort(conn)
-        tried += 1
-        print(tried, flush=True)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-
-            async def forever(seed: bytes) -> None:
-                while True:
-                    with suppress(Exception, BaseExceptionGroup):
-                        await one(seed)
-                    await trio.sleep(0.5)
-
-            for seed in seeds:
-                nursery.start_soon(forever, seed)
-            await trio.to_thread.run_sync(sys.stdin.read)
-            nursery.cancel_scope.cancel()
-
-    with suppress(Exception, BaseExceptionGroup):
-        trio.run(main)
-
-
 @asynccontextmanager
 async def link_flooders(targets: list[Target], run_id: str, count: int, tally: Tally) -> AsyncIterator[None]:
     children: list[asyncio.subprocess.Process] = []
@@ -282,7 +229,7 @@ async def link_flooders(targets: list[Target], run_id: str, count: int, tally: T
     linked = [target.link for target in targets if target.link is not None]
     for link_id, [address, *_] in linked:
         child = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, "--flood-links", link_id, address, run_id, str(max(1, count // len(linked))),
+            sys.executable, LINK_FLOODER, link_id, address, run_id, str(max(1, count // len(linked))),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         children.append(child)
@@ -301,28 +248,28 @@ async def link_flooders(targets: list[Target], run_id: str, count: int, tally: T
 # -- the swarm --------------------------------------------------------------------------------------------------------
 
 
-def give_way(swarm: set[int]) -> None:
-    """Ourselves and our p2pds, which have processors of their own elsewhere: one core here, at the lowest priority."""
-    *others, last = sorted(os.sched_getaffinity(0))
-    core = [last]
-    if len(others) + 1 >= ENOUGH_CORES:
+def give_way(swarm: set[int], count: int) -> None:
+    """Ourselves and our p2pds, which have processors of their own elsewhere: the last `count` cores here, at the lowest priority."""
+    here = sorted(os.sched_getaffinity(0))
+    others, ours = here[:-count], here[-count:]
+    if len(others) >= CORES_OF_THE_SWARM:
         _keep_to(others, swarm)
-    ours = [each for each in psutil.Process().children() if each.pid not in swarm]
-    for each in (psutil.Process(), *ours):
-        with suppress(psutil.Error):
-            each.nice(19)
-            each.cpu_affinity(core)
+    me = psutil.Process()
+    _keep_to(ours, {me.pid, *(each.pid for each in me.children() if each.pid not in swarm)} - swarm, alone=True)
 
 
-def _keep_to(cores: list[int], pids: set[int]) -> None:
-    """Those processes, with their own and all of their threads."""
+def _keep_to(cores: list[int], pids: set[int], *, alone: bool = False) -> None:
+    """Those processes with all of their threads, each of which has a core and a priority of its own. alone: without their children,
+    and at the lowest priority."""
     for pid in pids:
         with suppress(psutil.Error):
             parent = psutil.Process(pid)
-            for process in (parent, *parent.children(recursive=True)):
+            for process in (parent, *([] if alone else parent.children(recursive=True))):
                 for thread in process.threads():
                     with suppress(OSError):  # it has ended
                         os.sched_setaffinity(thread.id, cores)
+                        if alone:
+                            os.setpriority(os.PRIO_PROCESS, thread.id, 19)
 
 
 def cpu_s(swarm: set[int]) -> dict[str, float]:
@@ -449,7 +396,7 @@ async def flood(arguments: argparse.Namespace) -> tuple[list[Seen], Tally]:
         watching = asyncio.create_task(watched.run())
         own = {child.process.pid for child in children.values()}
         async with flooders(swarm.link, arguments.identities, targets, tally) as made, AsyncExitStack() as stack:
-            give_way(own)
+            give_way(own, arguments.cores)
             fire = [asyncio.create_task(each.run()) for each in made]
             stack.callback(lambda: [each.cancel() for each in fire])
             phases = [arguments.ports] if arguments.together else [(port,) for port in arguments.ports]
@@ -522,12 +469,8 @@ def main() -> None:
     parser.add_argument("--identities", type=int, default=50)
     parser.add_argument("--ports", type=lambda text: tuple(text.split(",")), default=PORTS)
     parser.add_argument("--together", action="store_true")
-    parser.add_argument("--flood-links", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--cores", type=int, default=1, help="that the flooders have")
     arguments = parser.parse_args()
-    if arguments.flood_links:
-        link_id, address, run_id, count = arguments.flood_links
-        flood_links(link_id, address, run_id, int(count))
-        return
     if unknown := set(arguments.ports) - set(PORTS):
         parser.error(f"no such port: {', '.join(sorted(unknown))}")
     print(header())
