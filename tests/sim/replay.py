@@ -1,8 +1,9 @@
-"""Plays one seed, or a range of them: `python -m tests.sim.replay SEED [--to SEED] [--fault NAME] [--slices [--peers N]] [--brief] [--crowded] [--trace]`."""
+"""Plays one seed, or a range of them: `python -m tests.sim.replay SEED [--to SEED] [--fault NAME] [--slices [--peers N | --wide]] [--brief] [--crowded] [--trace]`."""
 
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from dilocox_peer.peer.rounds.machine import RoundMachine
@@ -11,6 +12,7 @@ from .hostile_scenario import run_hostile_seed
 from .invariants import Violation
 from .scenario import BRIEF, WHOLE, run_seed
 from .slicing import run_seed as run_sliced_seed
+from .slicing import wide_size
 
 
 def main() -> int:
@@ -21,6 +23,7 @@ def main() -> int:
     parser.add_argument("--hostile", action="store_true", help="with hostile peers")
     parser.add_argument("--slices", action="store_true", help="averaging in slices")
     parser.add_argument("--peers", type=int, help="so many in each seed, with --slices")
+    parser.add_argument("--wide", action="store_true", help="of 4 to 64 peers, with --slices")
     parser.add_argument("--brief", action="store_true", help="histories as short as most in `make test` are")
     parser.add_argument("--crowded", action="store_true", help="on busy machines")
     parser.add_argument("--trace", action="store_true", help="print every input and action")
@@ -31,7 +34,7 @@ def main() -> int:
 
         machine = FAULTS[arguments.fault]
     started, failed, events = time.monotonic(), [], 0
-    outcomes, sliced = [], 0
+    outcomes, sliced, sizes = [], 0, Counter[int]()
     last = arguments.to if arguments.to is not None else arguments.seed
     for seed in range(arguments.seed, last + 1):
         try:
@@ -41,9 +44,11 @@ def main() -> int:
                 continue
             length = BRIEF if arguments.brief else WHOLE
             if arguments.slices:
+                size = wide_size(seed) if arguments.wide else arguments.peers
+                sizes[size or 0] += 1
                 outcome, world = run_sliced_seed(
-                    seed, machine=machine, trace=tracer, length=length, crowded=arguments.crowded, num_peers=arguments.peers,
-                )  # fmt: skip
+                    seed, machine=machine, trace=tracer, length=length, crowded=arguments.crowded, num_peers=size
+                )
                 sliced += world.checks.sliced
             else:
                 outcome = run_seed(seed, machine=machine, trace=tracer, length=length, crowded=arguments.crowded)
@@ -60,6 +65,10 @@ def main() -> int:
         f"{_spread([each.share_s for each in outcomes])}; most ballots of a round in quiet "
         f"{max((each.max_quiet_ballots for each in outcomes), default=0)}; failed: {failed}"
     )
+    if arguments.wide:
+        print(
+            f"of more than 12 peers {sum(sizes[size] for size in sizes if size > 12)}, of more than 32 {sum(sizes[size] for size in sizes if size > 32)}, of 64 {sizes[64]}"
+        )
     return 1 if failed else 0
 
 

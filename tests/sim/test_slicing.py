@@ -23,7 +23,7 @@ from dilocox_peer.wire.rounds import Ack, Averages, Gathered, Inputs, Offer
 
 from .invariants import Violation
 from .scenario import BRIEF, WHOLE, Length, length_of, round_of, starter
-from .slicing import run_seed
+from .slicing import run_seed, wide_size
 from .slicing_faults import FAULTS
 from .world import ROUND_S, Network, Node, World, certificates_of, kind_of
 
@@ -44,6 +44,11 @@ STUCK = (
     9242,  # another came to lead that had not heard what the members hold, which they had said once
     9575,  # the same
 )
+STUCK_OF_WIDE = (
+    3065,  # a leader named more with each word that came in, until nobody looked at it any more
+    5125,  # the same
+    5633,  # what one had said before a leader named inputs was lost there, and it said it to nobody whom it did not heed yet
+)
 
 
 @pytest.mark.parametrize("first", range(0, 1000, BATCH))
@@ -61,6 +66,17 @@ def test_every_invariant_holds_where_machines_are_busy(first: int) -> None:
 @pytest.mark.parametrize("seed", STUCK)
 def test_histories_that_once_stood_still_heal(seed: int) -> None:
     run_seed(seed, length=BRIEF)
+
+
+@pytest.mark.parametrize("seed", STUCK_OF_WIDE)
+def test_wide_histories_that_once_stood_still_heal(seed: int) -> None:
+    run_seed(seed, length=BRIEF, num_peers=wide_size(seed))
+
+
+def test_what_was_over_before_it_was_heard_of_is_no_pace() -> None:
+    """Three that caught up with a round half a minute old took that for its length, and waited as long for a quorum that had gone on."""
+    outcome, _ = run_seed(358)
+    assert outcome.share_s < 20.0
 
 
 @pytest.mark.slow

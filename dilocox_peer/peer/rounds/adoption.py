@@ -223,8 +223,9 @@ class Adoption:
     def adopt(self, certificate: Certificate) -> list[Action]:
         """To its child, whose contributions are all here."""
         own, entries = self.sitting.arrivals.own, certificate.value.entries
-        notes = self.sitting.settle(certificate, self.now) if certificate.value.kind == "round" else []
+        path, notes = self.healing.path, list[Note]()
         if certificate.value.kind == "round":
+            notes = self.sitting.settle(certificate, self.now, is_newest=path is None or path.tip == certificate.head)
             self._owner.directing.certified()
         for name in certificate.value.blobs:
             self._holdings.certified(name, certificate.value.round)

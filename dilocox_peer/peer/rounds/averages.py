@@ -9,6 +9,7 @@ nothing, is stepped in for by the next in order (slices.py), by each member's ow
 decides. Two signatures under different results of one slice stay as a proof that one of the two peers, or its machine, is wrong.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, SliceAveraged
@@ -59,7 +60,7 @@ class Slicing:
         self.words = Words(seat, holdings, self._orders)
         self._batches = self.words.batches
         self._current: Digest | None = None
-        self._named: dict[PeerId, int] = {}
+        self._named = Counter[PeerId]()
         self._asked_at = now
         self._drawn_at: tuple[float, int] = (now, -1)
         self._drawn: dict[int, list[PeerId]] = {}
@@ -204,6 +205,11 @@ class Slicing:
             return self._said_again(name, [sender]), None
         return [], self._take_up(name, sender, Named(message.entries, now, is_news=True))
 
+    def said_of(self, entries: Sequence[Entry], leader: PeerId) -> list[Action]:
+        """What we have said of these, to who is not heeded here yet: what was said before it named them was lost there."""
+        name = inputs_of(entries)
+        return self._said_again(name, [leader]) if name in self._batches and leader in self._orders[0] else []
+
     def on_proposed(self, leader: PeerId, value: Value, now: float) -> None:
         """A proposal names its inputs, too. A member that had promised a higher ballot when they were named averages nothing of them till then, and
         votes wait for its word (is_early)."""
@@ -220,9 +226,9 @@ class Slicing:
         peers = [entry.peer for entry in batch.entries]
         if peers != sorted(set(peers)) or not set(peers) <= set(self._seat.place.roster):
             return "inputs that are no contributions of the roster, in order"
-        if self._named.get(leader, 0) >= MAX_ASKED:
+        if self._named[leader] >= MAX_ASKED:
             return "names inputs again and again"
-        self._named[leader] = self._named.get(leader, 0) + 1
+        self._named[leader] += 1
         self._batches[name], self._current = batch, name
         return None
 
@@ -426,17 +432,14 @@ class Slicing:
         asked: Iterable[PeerId] = self._seat.others
         if name not in self._batches:
             self._batches[name] = Named(tuple(entries), now)
+            self._named[self._seat.me] += 1
         elif self._current == name:
             if now < self._asked_at + self._seat.timing.retry_s:
                 return []
             batch = self._batches[name]
             open_ones = (index for index in range(self._sharing.count) if index not in batch.settled)
-            lacking = {
-                peer
-                for index in open_ones
-                for peer in self.drawn_to(index, now)
-                if peer not in batch.said.get(index, {})
-            }
+            drawn = ((index, peer) for index in open_ones for peer in self.drawn_to(index, now))
+            lacking = {peer for index, peer in drawn if peer not in batch.said.get(index, {})}
             asked = sorted(lacking - {self._seat.me})
         self._num_heard += name != self._current or not self._leads
         self._current, self._asked_at, self._leads = name, now, True
@@ -451,10 +454,14 @@ class Slicing:
                 self._given_up |= late
             batch = batch if now < batch.since + 8 * self.patience_s else None
         mine = [each for each in entries if each.blob not in self._given_up]
-        if batch is None or 3 * len(batch.entries) < 2 * len(mine):
+        may_name = self._named[self._seat.me] < MAX_ASKED  # whoever named more with each word is soon not listened to
+        if batch is None or (may_name and self._is_outgrown(batch, mine, now)):
             return mine
         is_gone = any(self._holdings.is_refused(each.blob) or each.blob in self._given_up for each in batch.entries)
         return mine if is_gone else batch.entries
+
+    def _is_outgrown(self, batch: Named, mine: Sequence[Entry], now: float) -> bool:
+        return 3 * len(batch.entries) < 2 * len(mine) and now >= batch.since + self._seat.timing.retry_s
 
     def _holds_up(self, batch: Named, table: Digest, now: float) -> bool:
         """Whether we asked in vain, again and again, for a slice of it that nobody has averaged yet."""

@@ -160,7 +160,7 @@ class Ballots:
         way: it averages for the leader of the named one."""
         ballot, promised = message.ballot, self._seat.votes.promised if self._seat.may_vote else message.ballot
         if self._slicing is None or (ballot > promised and not self._slicing.are_averaged(message.entries)):
-            return [], None
+            return [] if self._slicing is None else self._slicing.said_of(message.entries, sender), None
         if reason := self._why_not_led(sender, ballot):
             return [], f"names inputs in ballot {ballot}, {reason}"
         if ballot < promised:  # it proposes nothing yet that would be answered so

@@ -101,10 +101,12 @@ class Sitting:
         slicing = () if self.slicing is None else (self.slicing.deadline(now),)
         return self.ballots.deadline(now), self.view_changes.deadline(now), *slicing
 
-    def settle(self, certificate: Certificate, now: float) -> list[Note]:
-        """The round here is certified: how long it took, and what it tells of the others."""
+    def settle(self, certificate: Certificate, now: float, *, is_newest: bool) -> list[Note]:
+        """The round here is certified: how long it took, and what it tells of the others. is_newest: nothing that follows it is known; else it was
+        over before we heard of it, and says how long we did not hear of it."""
         pace = self.seat.pace
-        pace.observe_round(now - self.began_at)
+        if is_newest:
+            pace.observe_round(now - self.began_at)
         self.arrivals.observe_missing(now)
         notes = self.ballots.settle(certificate, now)
         if self.slicing is not None:
