@@ -17,20 +17,23 @@ contributions that have little in common, as late in a run or on data of their o
 """
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.reader import PIECE, TensorReaders, pieces
+from dilocox_peer.compression.reader import PIECE, TensorReader, TensorReaders
 from dilocox_peer.types import Layout, sha256
 
 SAMPLED = 1 << 20
-"""Elements that are looked at, about; of a smaller stage all."""
+"""Elements that are looked at; of a smaller stage all."""
 
-MAX_PIECES = 64
-"""Pieces that are opened for it: a model has many tensors of a few elements."""
+MOST_RUNS = 64
+"""Of as many equal parts of the stage, and no more than it has pieces, one run of elements each, at a place that the beacon draws. For it a piece is
+decoded: of 30 million elements each a second time, of a billion one of thirty. The more runs there are, the less it helps to agree in a
+small share of the elements and to have beacons tried until the sample is of those: who leads composes the head."""
 
 CERTAIN = 6
 LEAST_PERCENT = 2
@@ -93,11 +96,14 @@ def _compared(
     num = len(contributions)
     agree_MM, shared_MM = torch.zeros(num, num, dtype=torch.int64), torch.zeros(num, num, dtype=torch.int64)
     decoded_X = torch.empty(PIECE)
-    for index, start, stop in _sample(layout, beacon):
-        signs_MX = torch.empty(num, stop - start, dtype=torch.int8)
-        for row, contribution in enumerate(contributions):
-            contribution.open(index).read(start, stop, decoded_X[: stop - start])
-            signs_MX[row] = torch.sign(decoded_X[: stop - start])
+    opened, readers = -1, list[TensorReader]()
+    for (index, start, stop), parts in _sample(layout, beacon).items():
+        if index != opened:  # what is sparse is read through for it
+            opened, readers = index, [contribution.open(index) for contribution in contributions]
+        signs_MX = torch.empty(num, sum(part.stop - part.start for part in parts), dtype=torch.int8)
+        for row, reader in enumerate(readers):
+            reader.read(start, stop, decoded_X[: stop - start])
+            torch.cat([torch.sign(decoded_X[part]).to(torch.int8) for part in parts], out=signs_MX[row])
         for block_MX in torch.split(signs_MX, _BLOCK, dim=1):
             agree_MM += _products(block_MX.float())
             shared_MM += _products(block_MX.abs().float())
@@ -108,16 +114,34 @@ def _products(block_MX: Tensor) -> Tensor:
     return (block_MX @ block_MX.T).to(torch.int64)
 
 
-def _sample(layout: Layout, beacon: bytes) -> Iterator[tuple[int, int, int]]:
-    """(tensor, start, stop) of the pieces that are looked at: by the hash of the beacon and their place."""
-    ranked = sorted(
-        (sha256(b"agreement", beacon, struct.pack(">IQ", index, start)), index, start, stop)
-        for index, spec in enumerate(layout.tensors)
-        for start, stop in pieces(spec.num_elements)
-    )
-    total = 0
-    for _, index, start, stop in ranked[:MAX_PIECES]:
-        yield index, start, stop
-        total += stop - start
-        if total >= SAMPLED:
-            return
+def _sample(layout: Layout, beacon: bytes) -> dict[tuple[int, int, int], list[slice]]:
+    """Of each piece (tensor, start, stop) that is opened the parts that are looked at, counted from its start."""
+    found: dict[tuple[int, int, int], list[slice]] = {}
+    spans = layout.spans()
+    firsts = [first for _, first, _ in spans]
+    for start, stop in _runs(layout.num_elements, beacon):
+        index = bisect_right(firsts, start) - 1
+        while start < stop:
+            spec, first, last = spans[index]
+            if start < last:  # a tensor may be empty
+                piece = (start - first) // PIECE * PIECE
+                end = min(piece + PIECE, spec.num_elements)
+                until = min(stop - first, end)
+                found.setdefault((index, piece, end), []).append(slice(start - first - piece, until - piece))
+                start = first + until
+            index += start >= last
+    return found
+
+
+def _runs(num_elements: int, beacon: bytes) -> Iterator[tuple[int, int]]:
+    """(start, stop) in the flat vector, ascending."""
+    if num_elements <= SAMPLED:
+        yield 0, num_elements
+        return
+    num = min(-(-num_elements // PIECE), MOST_RUNS)
+    for index in range(num):
+        low, high = num_elements * index // num, num_elements * (index + 1) // num
+        length = min(SAMPLED // num, high - low)
+        drawn = int.from_bytes(sha256(b"agreement", beacon, struct.pack(">I", index))[:8], "big")
+        start = low + drawn % (high - low - length + 1)
+        yield start, start + length

@@ -1,6 +1,6 @@
 """Contributions that push against the others, or have nothing in common with them: left out, alike on every peer, and no honest one with them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from dilocox_peer.compression.aggregate import aggregate
 from dilocox_peer.compression.agreement import WHOLE, parts_by_agreement
 from dilocox_peer.compression.contribution import encode_contribution, open_contribution
 from dilocox_peer.compression.policy import policy_named
+from dilocox_peer.compression.reader import PIECE
 from dilocox_peer.types import Layout
 
 LAYOUT = Layout.of([("w", (256, 192)), ("v", (64, 192)), ("norm", (192,))])
@@ -108,6 +109,56 @@ def test_a_large_stage_is_looked_at_in_part_and_nobody_knows_in_which_before() -
     found = [parts_by_agreement(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
     assert sum(parts[4] == 0 for parts in found) > 12
     assert found == [parts_by_agreement(layout, opened, [8] * 5, bytes([number])) for number in range(24)]
+
+
+class _Alike:
+    """A contribution of one tensor whose pieces are as `usual`, but for those of `others`."""
+
+    def __init__(self, usual_X: Tensor, others: Mapping[int, Tensor]) -> None:
+        self._usual, self._others = usual_X, others
+
+    def open(self, index: int) -> "_Alike":
+        return self
+
+    def read(self, start: int, stop: int, out_X: Tensor) -> None:
+        out_X.copy_(self._others.get(start // PIECE, self._usual)[: stop - start])
+
+
+def test_agreeing_in_a_sixteenth_does_not_help_who_has_the_sample_drawn_again_and_again() -> None:
+    """A leader composes the head that draws the sample: it tries until the pieces that agree are in it."""
+    source = torch.Generator().manual_seed(0)
+    shared_X = torch.randn(PIECE, generator=source)
+    good = [_Alike(0.5 * shared_X + torch.randn(PIECE, generator=source), {}) for _ in range(4)]
+    hostile = _Alike(torch.randn(PIECE, generator=source), dict.fromkeys(range(0, 256, 16), shared_X))
+    layout = Layout.of([("w", (256, PIECE))])
+    parts = [parts_by_agreement(layout, [*good, hostile], [8] * 5, bytes([tried])) for tried in range(64)]
+    assert all(each[:4] == (WHOLE,) * 4 for each in parts)
+    assert max(each[4] for each in parts) < WHOLE, "all of it in none of them"
+    assert sum(each[4] for each in parts) / len(parts) < 0.4 * WHOLE
+
+
+def test_a_sample_is_of_all_parts_of_a_stage_and_reads_each_piece_once() -> None:
+    read: list[tuple[int, int, int]] = []
+
+    class Counted(_Alike):
+        def open(self, index: int) -> _Alike:
+            self.index = index
+            return self
+
+        def read(self, start: int, stop: int, out_X: Tensor) -> None:
+            read.append((self.index, start, stop))
+            super().read(start, stop, out_X)
+
+    shapes = [("a", (7,)), ("empty", (0, 3)), ("b", (5, PIECE)), ("c", (3, 100_001)), ("d", (40, PIECE // 2))]
+    layout = Layout.of(shapes)
+    ones_X = torch.ones(PIECE)
+    for _ in range(3):
+        read.clear()
+        parts_by_agreement(layout, [Counted(ones_X, {}), _Alike(ones_X, {}), _Alike(ones_X, {})], [8] * 3, b"x")
+    assert len(read) == len(set(read)), "once"
+    assert {index for index, _, _ in read} >= {2, 4}
+    thirds = {3 * (layout.spans()[index][1] + start) // layout.num_elements for index, start, _ in read}
+    assert thirds == {0, 1, 2}
 
 
 def test_the_mean_is_that_of_the_others_to_the_bit() -> None:
