@@ -1,14 +1,12 @@
 """The folder of a peer's unix sockets: private, locked while in use, and swept of what a killed predecessor left.
 
 hivemind names its sockets after a class attribute and leaves them behind at kill -9 (179 files after a day of tests [m]);
-with a folder of its own a peer may delete all of them without breaking another peer on the same host. Short stand-ins lie beside each
-other where everybody's temporary files do; whoever opens one takes away those of ours that nobody has locked, whose peers were killed.
+with a folder of its own a peer may delete all of them without breaking another peer on the same host.
 """
 
 import fcntl
 import hashlib
 import os
-import re
 import stat
 import tempfile
 from contextlib import suppress
@@ -21,7 +19,6 @@ from dilocox_peer.types import PeerId
 # sockaddr_un holds 108 bytes on Linux, 104 on macOS, with the final zero; hivemind's names take up to 27 of them.
 _SOCKET_PATH_BYTES = 103
 _SOCKET_NAME_BYTES = 27
-MAX_TAKEN_AWAY = 64  # at one start
 
 
 @dataclass(slots=True)
@@ -48,8 +45,6 @@ class RuntimeDir:
             if fd is not None:
                 directory = cls(path, fd, is_stand_in)
                 directory._sweep()
-                if is_stand_in:
-                    _take_away_left(path)
                 return directory
         raise ConfigError(f"the runtime folder {path} keeps vanishing: pass another one")
 
@@ -69,19 +64,6 @@ class RuntimeDir:
             for entry in os.scandir(self.path):
                 if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
                     os.unlink(entry.path)
-
-
-def _take_away_left(own: Path) -> None:
-    """Stand-ins of ours beside this one that nobody holds. What cannot be taken away stays."""
-    of_ours = re.compile(rf"dilocox-{os.getuid()}-[^-]{{12}}-[0-9a-f]{{4}}")
-    with suppress(OSError):
-        left = [
-            entry.path for entry in os.scandir(own.parent) if of_ours.fullmatch(entry.name) and entry.name != own.name
-        ]
-        for path in left[:MAX_TAKEN_AWAY]:
-            with suppress(OSError, ConfigError):  # in use, or not ours
-                if (fd := _open_locked(Path(path))) is not None:
-                    RuntimeDir(Path(path), fd, True).close()
 
 
 def _stand_in(peer: PeerId, wanted: str) -> Path:
