@@ -203,14 +203,17 @@ class Daemon:
             raise TransportDown(peer, self._failure.result())
 
     async def check(self, peer: PeerId) -> None:
-        """Raises TransportDown if p2pd is gone, even if the watcher has not seen it yet."""
-        self.check_up(peer)
-        try:
-            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                _, writer = await client_of(self.p2p).control.daemon_connector.open_connection()
-            writer.transport.abort()
-        except OSError:  # TimeoutError is one
-            raise TransportDown(peer, "this peer's own p2pd does not answer") from None
+        """Raises TransportDown if p2pd is gone, even if the watcher has not seen it yet. One that is slow is not gone.
+
+        It has to answer: of a killed one the socket that it listens on may outlive the streams.
+        """
+        from hivemind.proto import p2pd_pb2
+
+        with suppress(PeerSilent):
+            _, _, writer = await self._exchanged(
+                peer, p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY), _REQUEST_TIMEOUT_S
+            )
+            writer.close()
 
     async def _watch(self) -> None:
         """Notices that p2pd ended or closed its connection: hivemind goes on as if alive, and its calls hang for ever."""

@@ -156,11 +156,11 @@ class BulkFetches:
             raise self._daemon.unavailable(
                 peer, PeerSilent, f"{kind} was not complete within {timeout_s:g} s ({seen} bytes)"
             ) from None
-        except OSError as error:
-            raise self._daemon.unavailable(peer, PeerGone, f"{kind}: {error}") from None
-        except PeerGone:
+        except (PeerGone, OSError) as error:
             await self._daemon.check(peer)  # the stream of our own killed p2pd ends just like the peer's
-            raise
+            if isinstance(error, PeerGone):
+                raise
+            raise self._daemon.unavailable(peer, PeerGone, f"{kind}: {error}") from None
         finally:
             self._under_way[peer] -= 1
             if not self._under_way[peer]:
