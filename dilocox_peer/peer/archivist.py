@@ -220,8 +220,10 @@ class Archivist:
         with suppress(RunUnreachable):
             await self._directory.leave(timeout_s=1.0)
 
-    def _come_now(self, stage: int) -> None:
-        self._allowances[stage].leaving(time.monotonic())
+    def _come_now(self, stage: int, is_member: bool) -> None:
+        """A member may have its stage taken from at any rate; any reader may be about to leave, but its word costs others nothing."""
+        if is_member:
+            self._allowances[stage].leaving(time.monotonic())
         self._look_now.set()
 
     async def _serve_digest(self, peer: PeerId, header: dict[str, Any]) -> Reply:

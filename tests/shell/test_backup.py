@@ -274,6 +274,21 @@ async def test_a_request_that_is_none_is_refused(request_: dict[str, object]) ->
         await server.serve(PeerId("stranger"), request_)
 
 
+async def test_a_reader_that_speaks_of_a_newer_round_is_no_member_that_leaves() -> None:
+    stage = CertifiedStage().rounds(2)
+    said: list[bool] = []
+    server = BackupServer(
+        None,
+        certificates=tuple,
+        kept={STAGE: Kept(annals_of(stage.certificates), 1, 2)},
+        on_newer=lambda _stage, is_member: said.append(is_member),
+    )
+    member = annals_of(stage.certificates).place.roster[0]
+    for peer, its_round in ((PeerId("reader"), 2**40), (member, 2), (member, 3)):
+        await server.serve(peer, {"stage": STAGE, "want": "summary", "round": its_round})
+    assert said == [False, True]
+
+
 async def test_the_newest_moves_to_a_stage_that_stays_empty(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

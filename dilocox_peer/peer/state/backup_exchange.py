@@ -65,10 +65,10 @@ class BackupServer:
         *,
         certificates: Callable[[], Sequence[Certificate]],
         kept: Mapping[int, Kept],
-        on_newer: Callable[[int], None] = lambda _stage: None,
+        on_newer: Callable[[int, bool], None] = lambda _stage, _is_member: None,
     ) -> None:
-        """stage: that it trains, with these certificates; None: none. on_newer(stage): who asks says that it
-        has a newer round than is kept."""
+        """stage: that it trains, with these certificates; None: none. on_newer(stage, whether it is of the newest
+        roster here): who asks says that it has a newer round than is kept."""
         self._on_newer = on_newer
         self._stage = stage
         self._certificates = certificates
@@ -83,7 +83,7 @@ class BackupServer:
                     and (kept := self._kept.get(stage))
                     and newer > kept.reached
                 ):
-                    self._on_newer(stage)
+                    self._on_newer(stage, peer in kept.annals.place.roster)
                 return self._summary(stage)
             case {"stage": int(stage), "want": "chain", "locator": list(heads)} if _is_locator(heads):
                 return await self._chain(stage, [Digest(head) for head in heads])
