@@ -45,6 +45,7 @@ MAX_STREAMS, MAX_STREAMS_OF_STRANGERS = 256, 96  # of others; of strangers the l
 MAX_STREAMS_PER_PEER = 2  # a new one of a peer whose last broke unseen
 LARGE_BYTES = 64 * 1024
 LARGE_AT_ONCE = 8  # batches beyond that in memory, of strangers and of members each
+LARGE_S = 2.0  # after which one that is not whole makes room for another; who sends waits for SEND_TIMEOUT_S, of which this is less than half
 MAX_AWAITED = 64  # batches on one line without an answer
 PIECE_BYTES = 64 * 1024
 
@@ -318,6 +319,7 @@ class MessageIntake:
         self._on_told = on_told
         self._streams: list[_Stream] = []
         self._large = {False: asyncio.Semaphore(LARGE_AT_ONCE), True: asyncio.Semaphore(LARGE_AT_ONCE)}
+        self._large_since: dict[_Stream, float] = {}  # those that have a place there, the longest first
         self._is_over = False
 
     def end(self) -> set[asyncio.Task[Any]]:
@@ -389,8 +391,7 @@ class MessageIntake:
                 left -= len(await reader.readexactly(min(left, PIECE_BYTES)))
             return [reason] * head.num_messages
         if head.num_packed > LARGE_BYTES:
-            async with self._large[stream.is_stranger]:
-                body = await reader.readexactly(head.num_packed)
+            body = await self._large_body(stream, head.num_packed, reader)
         else:
             body = await reader.readexactly(head.num_packed)
         self._on_bytes(HEAD_BYTES + head.num_packed)
@@ -400,6 +401,29 @@ class MessageIntake:
             self._on_malformed(peer, False)
             raise
         return [self._take(peer, message) for message in messages]
+
+    async def _large_body(self, stream: _Stream, num_bytes: int, reader: asyncio.StreamReader) -> bytes:
+        places = self._large[stream.is_stranger]
+        await self._place(places, stream.is_stranger)
+        try:
+            self._large_since[stream] = time.monotonic()
+            return await reader.readexactly(num_bytes)
+        finally:
+            self._large_since.pop(stream, None)
+            places.release()
+
+    async def _place(self, places: asyncio.Semaphore, is_stranger: bool) -> None:
+        """Waits for one. Of those that hold one the first to have held it for LARGE_S is ended: four names that begin batches and do not
+        end them would keep all pages of chains out."""
+        while True:
+            held = ((each, at) for each, at in self._large_since.items() if each.is_stranger == is_stranger)
+            slowest, since = next(held, (None, time.monotonic()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(since + LARGE_S - time.monotonic(), 0.0)):
+                    await places.acquire()
+                    return
+            if slowest is not None and self._large_since.pop(slowest, None) is not None:
+                slowest.task.cancel()
 
     def _make_room(self, new: _Stream) -> bool:
         """Whether there is room for it, if need be once others are ended."""

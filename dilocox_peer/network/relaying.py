@@ -9,6 +9,7 @@ size, time and number, and in a run that is not open answered as its gate says.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -26,7 +27,8 @@ from dilocox_peer.types import PeerId
 ASK_S = 10.0  # for a request, and for what the target says to it
 LEAST_BYTES_PER_S = 1.0
 IDLE_S = 120.0  # of a circuit: what peers send to know of each other that they live comes four times as often
-MAX_REQUESTS = 32  # being answered at once; others are dropped unread
+MAX_REQUESTS, MAX_REQUESTS_OF_PEER = 32, 4  # being answered at once; others are dropped unread
+PATIENT_S = 1.0  # with a stream on which nothing is asked, when others wait
 
 _CircuitEnd = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -51,7 +53,8 @@ class Relay:
         self._waiting: dict[int, asyncio.Future[None]] = {}  # for the turn of a ticket
         self._asked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_requests = 0
+        self._requests: dict[asyncio.Task[None], PeerId] = {}
+        self._unread: dict[asyncio.Task[None], float] = {}  # since when, of those, the oldest first
         self._granting: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
@@ -86,19 +89,20 @@ class Relay:
 
     async def _on_stream(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or self._granting is None or self._num_requests >= MAX_REQUESTS:
+        if task is None or self._granting is None or not self._has_room(peer):
             writer.transport.abort()
             return
         self._tasks.add(task)
         try:
-            self._num_requests += 1
+            self._requests[task], self._unread[task] = peer, time.monotonic()
             try:
                 async with asyncio.timeout(2 * ASK_S):
                     circuit = await self._answer(peer, reader, writer)
                     if circuit is None:
                         await until_heard(reader)
             finally:
-                self._num_requests -= 1
+                self._requests.pop(task, None)
+                self._unread.pop(task, None)
             if circuit is not None:
                 target, outside = circuit
                 try:
@@ -113,6 +117,25 @@ class Relay:
             writer.transport.abort()
             self._tasks.discard(task)
 
+    def _has_room(self, peer: PeerId) -> bool:
+        """Whether one more request of the peer is read; for its sake a stream may have to go on which nothing was said yet: one of who has
+        more than it would have, else the one that has been silent longest."""
+        held = Counter(self._requests.values())
+        if held[peer] >= MAX_REQUESTS_OF_PEER:
+            return False
+        if len(self._requests) < MAX_REQUESTS:
+            return True
+        silent = max(self._unread, key=lambda task: held[self._requests[task]], default=None)  # the oldest of those
+        if silent is None:
+            return False
+        if held[self._requests[silent]] <= held[peer] + 1:
+            silent, since = next(iter(self._unread.items()))
+            if time.monotonic() - since < PATIENT_S:
+                return False
+        del self._requests[silent], self._unread[silent]
+        silent.cancel()
+        return True
+
     async def _answer(
         self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[PeerId, _CircuitEnd] | None:
@@ -123,6 +146,9 @@ class Relay:
         except ValueError:
             await _say(writer, relay_protocol.answered(RelayStatus.MALFORMED))
             return None
+        finally:
+            if (task := asyncio.current_task()) is not None:
+                self._unread.pop(task, None)
         now = time.monotonic()
         if not isinstance(request, AskCircuit):
             hosts = await self._transport.seen_at(peer)

@@ -178,8 +178,8 @@ class Serving:
         num_of_peer = sum(each.peer == peer for each in self._under_way.values())
         most_of_peer = self._limits.streams_per_peer
         is_stranger = not self._is_first(peer)
-        if is_stranger and not self._is_over and num_of_peer < most_of_peer:
-            self._make_room()
+        if not self._is_over and num_of_peer < most_of_peer:
+            self._make_room(is_stranger=is_stranger)
         if self._is_over or self._is_full(is_stranger=is_stranger) or num_of_peer >= 4 * most_of_peer:
             served.writer.transport.abort()  # a flood: not even read
             return False
@@ -243,15 +243,16 @@ class Serving:
             return len(self._under_way) >= most
         return sum(each.is_stranger for each in self._under_way.values()) >= most // 2
 
-    def _make_room(self) -> None:
-        """Ends what is worth least of strangers' requests, if they have all their places: waiting, or being answered."""
-        num_sending = self._limits.streams // (1 if self._is_member is None else 2)
+    def _make_room(self, *, is_stranger: bool) -> None:
+        """Ends what is worth least, if all places are taken that the next one may have, waiting or being answered: for a stranger of
+        strangers' requests, for a member of all."""
+        num_sending = self._limits.streams // (2 if is_stranger and self._is_member is not None else 1)
         now = time.monotonic()
-        strange = {task: each for task, each in self._under_way.items() if each.is_stranger}
-        if self._is_full(is_stranger=True) or sum(each.is_sending for each in strange.values()) >= num_sending:
-            poor = [task for task, each in strange.items() if each.is_worth_less(now)]
+        found = {task: each for task, each in self._under_way.items() if each.is_stranger or not is_stranger}
+        if self._is_full(is_stranger=is_stranger) or sum(each.is_sending for each in found.values()) >= num_sending:
+            poor = [task for task, each in found.items() if each.is_worth_less(now)]
             if poor:
-                poorest = min(poor, key=lambda task: (strange[task].num_bytes, strange[task].began))
+                poorest = min(poor, key=lambda task: (found[task].num_bytes, found[task].began))
                 del self._under_way[poorest]  # its place is free now; it ends with the next turn of the loop
                 poorest.cancel()
 

@@ -13,8 +13,9 @@ Promises
 5. What one liar can cost is the work on one false outline, or one chunk.
 """
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from dilocox_peer.store.actions import (
@@ -28,6 +29,7 @@ from dilocox_peer.store.actions import (
     GaveUp,
     Shorten,
 )
+from dilocox_peer.store.fetch_donor import FetchDonor
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline
 from dilocox_peer.types import Digest, PeerId
 
@@ -37,7 +39,6 @@ MAX_FAILURES = 2  # in a row, with no right chunk in between; as today's callers
 MAX_FAILURES_IN_ALL = 8
 RETRY_S = 1.0
 SOONER_S = 1.0  # taking over from a slow donor costs what it has under way; it has to save so much
-UNMEASURED_S = 2.0  # a donor that has sent nothing yet is not called slow before
 LATE_S = 5.0  # nor hung up on for another that was never tried
 LOOK_S = 0.5
 STUCK_S = 30.0  # without a whole chunk; then another outline that is claimed is tried, for twice as long each time
@@ -55,30 +56,6 @@ class _Chunk:
     is_held: bool = False
     from_one: bool = False
     check: int = 0
-
-
-@dataclass(slots=True)
-class _Donor:
-    """at, stop: what is left of its range, stop 0: none. began_s, heard_s, got: of that range. retry_s: not to be asked before."""
-
-    outline: Outline | None = None
-    is_out: bool = False
-    is_asked: bool = False  # for its outline
-    asked_s: float = 0.0
-    at: int = 0
-    stop: int = 0
-    began_s: float = 0.0
-    heard_s: float = 0.0
-    got: int = 0
-    rate: float | None = None  # bytes a second
-    failures: int = 0
-    failures_in_all: int = 0
-    retry_s: float = 0.0
-    reasons: list[str] = field(default_factory=list)
-
-    @property
-    def is_busy(self) -> bool:
-        return self.stop > 0
 
 
 class Fetch:
@@ -101,8 +78,9 @@ class Fetch:
         self.name = name
         self._is_root = is_root
         self._tries = tries
-        self._donors = {donor: _Donor() for donor in list(dict.fromkeys(donors))[:MAX_DONORS]}
+        self._donors = {donor: FetchDonor() for donor in list(dict.fromkeys(donors))[:MAX_DONORS]}
         self._refuted: set[Digest] = set()  # roots of outlines that were false
+        self._turns: Counter[Digest] = Counter()  # how often each was gone by
         self.outline: Outline | None = None
         self.givers: dict[PeerId, None] = {}  # of chunks that were right, in the order they came
         self._chunks: list[_Chunk] = []
@@ -129,12 +107,12 @@ class Fetch:
     def deadline(self) -> float:
         """When `tick` is due, in the clock's seconds."""
         donors = self._donors.values()
-        rests = [each.retry_s for each in donors if self._is_resting(each, self._now)]
+        rests = [each.retry_s for each in donors if each.is_resting(self._now)]
         if any(each.is_busy for each in donors) and any(
             not each.is_busy and each.outline is not None for each in donors
         ):
             rests.append(self._now + LOOK_S)  # at who is slow: one that sends nothing makes nothing happen
-        if self.outline is None and any(self._is_unasked(each, self._now) for each in donors):
+        if self.outline is None and any(each.is_unasked(self._now) for each in donors):
             impatient = (each.asked_s + IMPATIENT_S for each in donors if each.is_asked)
             rests += [each for each in impatient if each > self._now]  # of those before the next was asked already
         return min(rests, default=inf)
@@ -186,11 +164,7 @@ class Fetch:
         if self._is_over or not asked.is_busy:
             return []
         assert 0 < num_bytes <= asked.stop - asked.at, (num_bytes, asked.at, asked.stop)
-        asked.got += num_bytes
-        asked.heard_s = now
-        waited = max(now - asked.began_s, 1e-6)
-        if asked.rate is None or asked.got >= CHUNK_BYTES or waited >= UNMEASURED_S:  # a few bytes say little
-            asked.rate = asked.got / waited
+        asked.heard(num_bytes, now)
         actions: list[FetchAction] = []
         end = asked.at + num_bytes
         while asked.at < end:
@@ -284,6 +258,7 @@ class Fetch:
         for peer in self.busy():
             actions.append(Shorten(peer, self._donors[peer].at))
             self._release(peer)
+        self._turns[outline.root] += 1
         before, old = self.outline, self._chunks
         self.outline, self._checking, self._progress_s = outline, None, self._now
         self._chunks = [_Chunk() for _ in outline.chunks]
@@ -335,7 +310,7 @@ class Fetch:
             return [Finished()]
         actions: list[FetchAction] = []
         for peer, donor in self._donors.items():
-            if self._is_unasked(donor, now):
+            if donor.is_unasked(now):
                 if self.outline is None and any(
                     each.is_asked and now < each.asked_s + IMPATIENT_S for each in self._donors.values()
                 ):
@@ -345,10 +320,11 @@ class Fetch:
         if self.outline is not None:
             is_stuck = now >= self._progress_s + self._patience_s and not self._is_proven(self.outline)
             if is_stuck and (other := self._another_outline()) is not None:  # a false one may be let trickle
-                self._patience_s *= 2
+                if self._turns[other.root]:  # all have had their turn
+                    self._patience_s *= 2
                 actions += self._adopt(other)
             actions += self._hand_out(self.outline, now)
-        if any(donor.is_asked or donor.is_busy or self._is_resting(donor, now) for donor in self._donors.values()):
+        if any(donor.is_asked or donor.is_busy or donor.is_resting(now) for donor in self._donors.values()):
             return actions
         if any(chunk.check and not chunk.is_held for chunk in self._chunks):
             return actions
@@ -357,16 +333,11 @@ class Fetch:
         self._is_over = True
         return [*actions, GaveUp(self._why_nobody())]
 
-    def _is_unasked(self, donor: _Donor, now: float) -> bool:
-        return donor.outline is None and not donor.is_out and not donor.is_asked and now >= donor.retry_s
-
-    def _is_resting(self, donor: _Donor, now: float) -> bool:
-        return not donor.is_out and now < donor.retry_s
-
     def _another_outline(self) -> Outline | None:
-        """That a donor claims which is still there, where nobody who claims the one gone by is."""
+        """That a donor claims which is still there, of others than the one gone by: the one that had the fewest turns."""
         claimed = (donor.outline for donor in self._donors.values() if not donor.is_out and donor.outline is not None)
-        return next((each for each in claimed if self.outline is None or each.root != self.outline.root), None)
+        others = [each for each in claimed if self.outline is None or each.root != self.outline.root]
+        return min(others, key=lambda each: self._turns[each.root], default=None)
 
     def _hand_out(self, outline: Outline, now: float) -> list[FetchAction]:
         mine = [
@@ -389,7 +360,7 @@ class Fetch:
                 actions.append(self._ask(peer, donor, first, first + count, now))
         return actions
 
-    def _make_room(self, donor: _Donor, now: float) -> list[FetchAction]:
+    def _make_room(self, donor: FetchDonor, now: float) -> list[FetchAction]:
         """Hangs up on the slowest, when all that may send at once do and this one is faster or was never tried."""
         slowest, late_s = self._latest(now)
         if slowest is None or late_s < LATE_S:
@@ -397,19 +368,25 @@ class Fetch:
         other = self._donors[slowest]
         if donor.rate is not None and donor.rate < 2 * (other.stop - other.at) / late_s:
             return []
-        at = other.at
-        self._release(slowest)
-        return [Shorten(slowest, at)]
+        return [self._hung_up(slowest, now)]
+
+    def _hung_up(self, slow: PeerId, now: float) -> Shorten:
+        """What it has under way is another's; it counts for as fast as it was, not for what it began with."""
+        donor = self._donors[slow]
+        donor.reckon(now)
+        at = donor.at
+        self._release(slow)
+        return Shorten(slow, at)
 
     def _latest(self, now: float) -> tuple[PeerId | None, float]:
         """The donor that will be done last, and in how many seconds."""
         slowest, late_s = None, 0.0
         for peer, donor in self._donors.items():
-            if donor.is_busy and (left_s := self._left_s(donor, now)) > late_s:
+            if donor.is_busy and (left_s := donor.left_s(now)) > late_s:
                 slowest, late_s = peer, left_s
         return slowest, late_s
 
-    def _fair_share(self, donor: _Donor, outline: Outline) -> int:
+    def _fair_share(self, donor: FetchDonor, outline: Outline) -> int:
         """How many chunks a donor is asked for: all if nobody else has them or may yet say so, else half its part, by the speeds, of those
         that nobody was asked for."""
         free = sum(not chunk.is_taken for chunk in self._chunks)
@@ -436,15 +413,13 @@ class Fetch:
             count += 1
         return count
 
-    def _ask(self, peer: PeerId, donor: _Donor, first: int, last: int, now: float) -> AskRange:
+    def _ask(self, peer: PeerId, donor: FetchDonor, first: int, last: int, now: float) -> AskRange:
         for chunk in self._chunks[first:last]:
             chunk.is_taken = True
-        donor.at = self._span(first)[0] + self._chunks[first].arrived
-        donor.stop = self._span(last - 1)[1]
-        donor.began_s, donor.heard_s, donor.got = now, now, 0
+        donor.begin(self._span(first)[0] + self._chunks[first].arrived, self._span(last - 1)[1], now)
         return AskRange(peer, donor.at, donor.stop)
 
-    def _take_over(self, peer: PeerId, donor: _Donor, now: float) -> list[FetchAction]:
+    def _take_over(self, peer: PeerId, donor: FetchDonor, now: float) -> list[FetchAction]:
         """From the donor that would be done last, if that is sooner for all: a part of what it has not begun, by their speeds, or the
         rest of its last chunk."""
         slowest, late_s = self._latest(now)
@@ -462,18 +437,11 @@ class Fetch:
             first = last + 1 - give
             other.stop = self._span(first)[0]
             return [Shorten(slowest, other.stop), self._ask(peer, donor, first, last + 1, now)]
-        if current < last or self._chunks[current].from_one or late_s < 2 * left / (donor.rate or inf) + SOONER_S:
+        if self._chunks[current].from_one:  # begun anew
+            left = self._span(current)[1] - self._span(current)[0]
+        if current < last or late_s < 2 * left / (donor.rate or inf) + SOONER_S:
             return []
-        at = other.at
-        self._release(slowest)
-        return [Shorten(slowest, at), self._ask(peer, donor, current, current + 1, now)]
-
-    def _left_s(self, donor: _Donor, now: float) -> float:
-        """Until it is done at its speed so far, and no less than it has been silent; 0 while its speed is not known."""
-        waited = now - donor.began_s
-        if not donor.got and waited < UNMEASURED_S:
-            return 0.0
-        return max((donor.stop - donor.at) / max(donor.got / max(waited, 1e-6), 1.0), now - donor.heard_s)
+        return [self._hung_up(slowest, now), self._ask(peer, donor, current, current + 1, now)]
 
     # ---- who is not believed ----
 

@@ -2,6 +2,7 @@
 
 from dilocox_peer.store.actions import Accused, CheckChunk, CheckWhole, FetchAction, Finished, Shorten
 from dilocox_peer.store.fetch import Fetch
+from dilocox_peer.store.fetch_donor import FetchDonor
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline
 from dilocox_peer.types import Digest, PeerId
 
@@ -102,6 +103,34 @@ class _TellsNobody(Fetch):
         return [each for each in super().checked_whole(check, is_right, now) if not isinstance(each, Accused)]
 
 
+class _ForgetsItWasSlow(Fetch):
+    """Takes a donor that it hung up on for as fast as it began, or for one that was never tried."""
+
+    def _hung_up(self, slow: PeerId, now: float) -> Shorten:
+        rate = self._donors[slow].rate
+        shorten = super()._hung_up(slow, now)
+        self._donors[slow].rate = rate
+        return shorten
+
+
+class _WaitsForTheOne(Fetch):
+    """Leaves a chunk that is asked for again with whom it asked first."""
+
+    def _take_over(self, peer: PeerId, donor: FetchDonor, now: float) -> list[FetchAction]:
+        slowest, _ = self._latest(now)
+        if slowest is not None and self._chunks[self._donors[slowest].at // CHUNK_BYTES].from_one:
+            return []
+        return super()._take_over(peer, donor, now)
+
+
+class _GoesByTheFirst(Fetch):
+    """Goes by the first outline that is another one, whether it had its turn or not."""
+
+    def _another_outline(self) -> Outline | None:
+        self._turns.clear()
+        return super()._another_outline()
+
+
 FAULTS: dict[str, type[Fetch]] = {
     each.__name__.lstrip("_"): each
     for each in (
@@ -116,5 +145,8 @@ FAULTS: dict[str, type[Fetch]] = {
         _GivesUpEarly,
         _SaysItTwice,
         _TellsNobody,
+        _ForgetsItWasSlow,
+        _WaitsForTheOne,
+        _GoesByTheFirst,
     )
 }

@@ -1,4 +1,4 @@
-"""A seeded world of one real Fetch and its donors: honest, slow, dying, flaky, and liars of three kinds.
+"""A seeded world of one real Fetch and its donors: honest, slow, dying, flaky, mute, and liars of four kinds.
 
 Bytes are not real: of each the world knows whether it is true, or of which false outline; so chunks of their real size cost
 nothing. The promises of store/fetch.py are checked after every action, by their numbers.
@@ -28,9 +28,15 @@ from tests.sim.clockwork import Clockwork
 from .invariants import Violation
 
 RELIABLE = {"honest", "slow"}
-HONEST = RELIABLE | {"dies", "flaky", "lacks", "silent"}
-KINDS = ("honest", "honest", "slow", "dies", "flaky", "lacks", "silent", "false outline", "false chunk", "mixes")
+HONEST = RELIABLE | {"dies", "flaky", "lacks", "silent", "mute"}
+TRICKLING = {"trickles", "hollow"}  # the second with an outline of its own that is false
+KINDS = (
+    "honest", "honest", "slow", "dies", "flaky", "lacks", "silent", "mute", "false outline", "false chunk", "mixes", "trickles",
+)  # fmt: skip
 SILENT_S = 10.0  # until the caller calls a donor silent
+GIVEN_UP_S = 300.0  # by the caller
+HELD_UP_S = 10.0  # by one that is mute or trickles, at most
+BURST_BYTES = 64 * 1024  # of what is false, at once; then it trickles
 NEVER_S = 20_000.0  # the longest of the first thousand seeds takes 753 s
 TRUE = 0
 
@@ -53,6 +59,8 @@ class Donor:
     range: list[int] = field(default_factory=list)  # at, stop; empty: none
     turn: int = 0  # of its ranges: what is under way of an older one is nothing any more
     left: int = 0  # of this range it still sends, a flaky one
+    first: int = 0  # byte of this range
+    is_mute: bool = False  # has said nothing since it was asked
 
     def is_there(self, now: float) -> bool:
         return now < self.dies_at
@@ -79,14 +87,17 @@ class FetchWorld(Clockwork):
         self.size = rng.randrange(2 * CHUNK_BYTES, 40 * CHUNK_BYTES)
         self.truth = self._outline(self.size, set(), TRUE)
         is_root = rng.random() < 0.5
-        kinds = rng.choice((KINDS, KINDS[:7], ("honest", "dies", "flaky", "slow")))
+        kinds = rng.choice(
+            (KINDS, KINDS[:8], ("honest", "dies", "flaky", "slow"), ("honest", "mute"), ("honest", "trickles"),
+             ("honest", "hollow", "hollow"))
+        )  # fmt: skip
         self.donors: dict[PeerId, Donor] = {}
         for number in range(rng.randint(1, 6)):
             kind = rng.choice(kinds)
             rate = rng.choice((2e6, 2e7, 1e8)) * rng.uniform(0.5, 1.5) / (50 if kind == "slow" else 1)
             donor = Donor(kind, rate, rng.uniform(0.001, 0.3), self.truth)
-            if kind == "false outline":
-                donor.tag = rng.randint(1, 2)  # of one tag: they are of one mind
+            if kind in ("false outline", "hollow"):
+                donor.tag = rng.randint(1, 2) if kind == "false outline" else 3 + number  # of one tag: of one mind
                 false = random.Random(f"{seed} {donor.tag}")
                 size = self.size if false.random() < 0.7 else false.randrange(2 * CHUNK_BYTES, 40 * CHUNK_BYTES)
                 indices = {index for index in range(70) if false.random() < 0.5} | {0}
@@ -111,9 +122,15 @@ class FetchWorld(Clockwork):
     def play(self) -> Outcome:
         self.at(0.0, lambda: self._carry_out(self.fetch.begin(self.now)))
         self.at(0.25, self._tick)
-        self.run(NEVER_S, stop=lambda: bool(self.result))
+        self.run(NEVER_S if self._must_end else GIVEN_UP_S, stop=lambda: bool(self.result))
         self._check_end()
         return Outcome(self.result == "finished", tuple(self.accused), self.received, self.now, self.num_events)
+
+    @property
+    def _must_end(self) -> bool:
+        """Else it ends at its caller's deadline, with nobody there but who trickles and who may fail."""
+        kinds = {donor.kind for donor in self.donors.values()}
+        return bool(RELIABLE & kinds) or not TRICKLING & kinds
 
     def _tick(self) -> None:
         if self.fetch.deadline() <= self.now:
@@ -177,7 +194,7 @@ class FetchWorld(Clockwork):
                 self._check(
                     stop <= other.range[0] or start >= other.range[1], "2: a byte that is on its way is asked for"
                 )
-        donor.range, donor.turn = [start, stop], donor.turn + 1
+        donor.range, donor.turn, donor.first, donor.is_mute = [start, stop], donor.turn + 1, start, False
         donor.left = self._rng.randrange(stop - start + 1) if donor.kind in ("flaky", "mixes") else stop - start
         self.at(self.now + 2 * donor.latency_s, lambda turn=donor.turn: self._piece(peer, turn))  # type: ignore[misc]
 
@@ -189,8 +206,19 @@ class FetchWorld(Clockwork):
             donor.range, donor.turn = [], donor.turn + 1
             self._carry_out(self.fetch.failed(peer, "broke off", self.now))
             return
+        if donor.kind == "mute":
+            if donor.is_mute:
+                donor.range, donor.turn, donor.is_mute = [], donor.turn + 1, False
+                self._carry_out(self.fetch.failed(peer, "silent", self.now))
+            else:
+                donor.is_mute = True
+                self.at(self.now + SILENT_S, lambda: self._piece(peer, turn))
+            return
         at, stop = donor.range
-        num_bytes = min(self._rng.randint(1, CHUNK_BYTES), 1 + int(donor.rate / 2), stop - at, donor.left)
+        if donor.kind in TRICKLING:  # whoever asks is content with a byte before it is silent for too long
+            num_bytes = min(1 if at > donor.first else BURST_BYTES, stop - at)
+        else:
+            num_bytes = min(self._rng.randint(1, CHUNK_BYTES), 1 + int(donor.rate / 2), stop - at, donor.left)
         self._put(donor, at, num_bytes)
         donor.left -= num_bytes
         donor.range[0] += num_bytes
@@ -201,7 +229,8 @@ class FetchWorld(Clockwork):
         turn = donor.turn
         self._carry_out(actions)
         if donor.turn == turn and donor.range:
-            self.at(self.now + num_bytes / donor.rate, lambda: self._piece(peer, turn))
+            wait_s = 0.9 * SILENT_S if donor.kind in TRICKLING else num_bytes / donor.rate
+            self.at(self.now + wait_s, lambda: self._piece(peer, turn))
 
     def _put(self, donor: Donor, at: int, num_bytes: int) -> None:
         end = at + num_bytes
@@ -212,7 +241,7 @@ class FetchWorld(Clockwork):
                 donor.outline.chunks[index] != self.truth.chunks[index] if index < len(self.truth.chunks) else True
             )
             tag = donor.tag if is_false else TRUE
-            if donor.kind in ("false chunk", "mixes") and self._rng.random() < 0.2:
+            if donor.kind in TRICKLING or (donor.kind in ("false chunk", "mixes") and self._rng.random() < 0.2):
                 tag = 99
             if at == start:
                 self.bytes_of[index] = []
@@ -246,17 +275,22 @@ class FetchWorld(Clockwork):
             raise Violation(f"seed {self._seed}, {self.now:.3f} s: promise {promise}")
 
     def _check_end(self) -> None:
-        self._check(bool(self.result), "4: it never ends")
         kinds = [donor.kind for donor in self.donors.values()]
+        if not self._must_end:
+            return
+        self._check(bool(self.result), "4: it never ends")
         if any(kind in RELIABLE for kind in kinds):
             self._check(self.result == "finished", "4: it gives up although an honest donor is there")
         liars = sum(kind not in HONEST for kind in kinds)
         needed = self.size - self.held_at_first
         if not liars and self.result == "finished":
             self._check(self.received == needed, f"2: {self.received} bytes came of {needed}")
-            fast = [donor.rate for donor in self.donors.values() if donor.kind == "honest"]
-            if fast:
-                self._check(self.now < 2 * needed / max(fast) + SILENT_S + 10, "6: a slow donor holds up a fast one")
+        fast = [donor.rate for donor in self.donors.values() if donor.kind == "honest"]
+        if fast and all(kind in HONEST or kind == "trickles" for kind in kinds):
+            most_s = (
+                2 * needed / max(fast) + SILENT_S + 10 + HELD_UP_S * sum(kind in ("mute", "trickles") for kind in kinds)
+            )
+            self._check(self.now < most_s, f"6: a slow donor holds up a fast one, by {self.now - most_s:.1f} s")
         largest = max(donor.outline.size_bytes for donor in self.donors.values())
         outlines = len({donor.tag for donor in self.donors.values() if donor.tag})
         most = (1 + 2 * outlines) * largest + liars * (1 + MAX_FAILURES_IN_ALL) * CHUNK_BYTES

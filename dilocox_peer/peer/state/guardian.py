@@ -41,7 +41,7 @@ from dilocox_peer.peer.state.keeping import Allowance, LookPace
 from dilocox_peer.peer.state.statesync import Agreed, fetch_state
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Store
-from dilocox_peer.types import Digest
+from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 
 FIRST_COPY_S, LOOK_S = 5.0, 20.0
@@ -278,15 +278,23 @@ class Guardian:
             if stage in self._heads and not self._kept[stage].annals.holds(self._heads[stage]):
                 await self._take_up(stage)
 
+    async def _reached(self, leases: Sequence[Lease]) -> list[PeerId]:
+        """Of these, for what a slow donor would be late with (store/fetch.py)."""
+        found = await asyncio.gather(
+            *(self._transport.connect(each.peer, each.addresses) for each in leases), return_exceptions=True
+        )
+        return [each.peer for each, failure in zip(leases, found, strict=True) if failure is None]
+
     async def _copy_newest(self, lease: Lease, store: BackupStore, annals: Annals, *, is_first: bool) -> bool:
         stage, started = store.stage, time.monotonic()
+        others = await self._reached([each for each in self._donors(stage) if each.peer != lease.peer])
         for head, digest in annals.newest_proven():
             if head == self._heads.get(stage):
                 return False
             round_number = annals.round_at(head)
             assert round_number is not None, "a head of this chain"
             state = await fetch_state(
-                self._transport, [lease.peer], Agreed(round_number, head, digest), layout=layout_of(self._manifest, stage),
+                self._transport, [lease.peer, *others], Agreed(round_number, head, digest), layout=layout_of(self._manifest, stage),
                 timeout_s=COPY_TIMEOUT_S, listener=_only_failures(self._listener), shelf=store.arrivals,
             )  # fmt: skip
             if state is None:

@@ -36,6 +36,8 @@ DIRECTORY_EVERY_S = 5.0
 CONNECT_S, DIGEST_S, CHAIN_S, STATE_S = 5.0, 5.0, 60.0, 3600.0
 LEASES_S = 45.0  # of a start, in which all that are there have renewed theirs
 PATIENCE_S = 30.0  # with view changes that a minority signed: longer than a roster waits for its quorum
+GRACE_S = 5.0  # in which others tell what they have beyond the chain of one that was read
+AGAIN_S = 1.0  # for it, with one that is not of the roster and failed before: it asks for nothing but our time
 ROUNDS = 8  # the newest that a common one is looked for among
 
 
@@ -142,9 +144,14 @@ class Survey:
             asked = asked[:1]
         else:
             self._asked_at = now
+        within_s = CHAIN_S
         for peer in asked:
             try:
-                await fetch_chain(self._transport, peer, self.annals, CHAIN_S)
+                is_doubted = peer in self._failed and peer not in self.annals.place.roster
+                await fetch_chain(
+                    self._transport, peer, self.annals, AGAIN_S if is_doubted and within_s < CHAIN_S else within_s
+                )
+                within_s = GRACE_S
                 self._heard_at[peer] = asyncio.get_running_loop().time()
             except PeerUnavailable:
                 self._failed[peer] = self._failed.get(peer, 0) + 1
