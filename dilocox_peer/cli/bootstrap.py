@@ -25,7 +25,7 @@ from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.flags import BootstrapFlags
 from dilocox_peer.cli.health import RunHealth, report
 from dilocox_peer.cli.home import default_home, owner_key_path
-from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
+from dilocox_peer.cli.lifetime import Stop, end, interruptible, run_until_stopped
 from dilocox_peer.cli.page import check_port, page_of
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
@@ -132,7 +132,7 @@ def run_bootstrap(flags: BootstrapFlags) -> None:
             await serve_runs(manifests, owner_keys, identity, flags, listener, stop)
 
         code = run_until_stopped(work, until_stdin_closes=flags.until_stdin_closes)
-    raise typer.Exit(code)
+    end(code)
 
 
 def _manifests(paths: Sequence[Path]) -> list[Manifest]:

@@ -38,7 +38,7 @@ def read_config(path: Path, group: Callable[[], Any], *, is_named: bool) -> dict
         raise ConfigError(f"{path} is no file of settings: it has more than {MAX_BYTES} bytes")
     try:
         tables = tomllib.loads(raw.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from None
     commands = group()
     return {command: _of_command(path, command, table, commands) for command, table in tables.items()}

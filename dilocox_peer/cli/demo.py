@@ -43,6 +43,8 @@ def run_demo(flags: DemoFlags) -> None:
     """Runs the swarm to its last round. Raises DemoFailed, ConfigError; KeyboardInterrupt after Ctrl-C."""
     manifest = demo_manifest(flags)
     if flags.report is not None:
+        if flags.report.is_dir():
+            raise ConfigError(f"--report {flags.report} is a directory: name a file in it")
         flags.report.parent.mkdir(parents=True, exist_ok=True)
 
     async def main() -> None:

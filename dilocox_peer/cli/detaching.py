@@ -44,8 +44,9 @@ def detached(home: PeerHome, *, has_log_file: bool) -> None:
         if code is not None:
             said.seek(0)
             words = said.read(MAX_SAID).decode(errors="replace").rstrip()
-            typer.echo(words or f"it ended with exit code {code}", err=True)
-            raise typer.Exit(code or 1)
+            why = "" if has_log_file else f"; {_shown(home.folder / LOG)} says why"
+            typer.echo(words or f"it has ended already, with exit code {code}{why}", err=True)
+            raise typer.Exit(code)
     if not is_answered(socket_path(home.folder)):
         os.killpg(child.pid, signal.SIGTERM)
         raise ConfigError(

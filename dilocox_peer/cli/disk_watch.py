@@ -47,7 +47,7 @@ async def keep_within(
             taken -= gone
         if use.take(taken):
             leave(
-                f"what it keeps takes {taken / GB:.2f} GB of disk, --max-disk allows {max_gb:g}: allow {1.2 * taken / GB:.2g}, "
+                f"what it keeps takes {taken / GB:.2f} GB of disk, --max-disk allows {max_gb:g}: allow {1.2 * taken / GB:.2f}, "
                 f"or remove what is not needed of {folder}"
             )
             return

@@ -300,8 +300,8 @@ def speed_of(manifest: "Manifest | None", flags: DoctorFlags) -> float:
     """Tokens a second of a stage of the run; of the tiny preset when no run is given."""
     from dilocox_peer.config import preset
 
-    of = manifest or preset("tiny")
-    return measured_tokens_per_s(of, device=flags.device, threads=flags.threads, stage=flags.stage)
+    of, stage = (manifest, flags.stage) if manifest else (preset("tiny"), None)
+    return measured_tokens_per_s(of, device=flags.device, threads=flags.threads, stage=stage)
 
 
 def judge_speed(manifest: "Manifest | None", tokens_per_s: float, speeds: Sequence[float]) -> Check:

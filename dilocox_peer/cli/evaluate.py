@@ -14,14 +14,12 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from dilocox_peer.admission import Right
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.flags import EvaluateFlags
-from dilocox_peer.cli.lifetime import Stop, run_until_stopped
+from dilocox_peer.cli.lifetime import Stop, end, run_until_stopped
 from dilocox_peer.cli.sampling_of_run import RunSampler
-from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.errors import DilocoxError, RunUnreachable
 from dilocox_peer.events import Event, Failed, Left, Listener, Remark, RunComplete
 from dilocox_peer.events_of_data import DataMeasured, Evaluated
 from dilocox_peer.events_of_states import StateFetched
@@ -56,7 +54,7 @@ def run_evaluator(flags: EvaluateFlags) -> None:
         code = run_until_stopped(
             lambda stop: reader.follow_folder(Path(flags.link), stop), until_stdin_closes=flags.until_stdin_closes
         )
-        raise typer.Exit(code)
+        end(code)
     invitation = parse_invitation(flags.link)
     parse_multiaddrs(flags.host_maddrs, "listen")
     flags.peer_home.make()
@@ -64,7 +62,7 @@ def run_evaluator(flags: EvaluateFlags) -> None:
     with Identity.open(flags.peer_home.identity_path) as identity:
         evaluator = Evaluator(flags, invitation, identity, listener)
         code = run_until_stopped(evaluator.run, until_stdin_closes=flags.until_stdin_closes)
-    raise typer.Exit(code)
+    end(code)
 
 
 class Evaluator:
@@ -82,35 +80,8 @@ class Evaluator:
         self._leaving = threading.Event()
 
     async def run(self, stop: Stop) -> None:
-        from dilocox_peer.dht.directory import Directory
-        from dilocox_peer.model.architecture import prepare
-        from dilocox_peer.network.transport import Transport
-        from dilocox_peer.peer.entry import Newcomer, come_in
-
-        assert self._invitation is not None
-        assert self._identity is not None
         async with AsyncExitStack() as stack:
-            transport = await Transport.create(
-                self._home.identity_path,
-                self._identity.peer_id,
-                namespace=self._invitation.run_id,
-                initial_peers=self._invitation.addresses,
-                host_maddrs=self._flags.host_maddrs,
-                runtime_dir=self._home.runtime,
-            )
-            stack.push_async_callback(transport.close)
-            directory = await Directory.create(transport, self._invitation.run_id, self._identity.key)
-            stack.push_async_callback(directory.close)
-            manifest = await directory.fetch_manifest()
-            await asyncio.to_thread(prepare, manifest)
-            newcomer = Newcomer(
-                self._identity.peer_id,
-                self._invitation.grant,
-                self._home.run_folder(manifest.run_id),
-                right=Right.READ,
-            )
-            await come_in(newcomer, manifest, transport=transport, directory=directory)
-            follow = asyncio.create_task(self.follow(transport, directory, manifest), name="evaluate")
+            follow = asyncio.create_task(self._come_and_follow(stack), name="evaluate")
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({follow, stopped}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
@@ -123,12 +94,42 @@ class Evaluator:
                 follow.result()
             self._listener(Left(stop.reason or "the run is complete"))
 
+    async def _come_and_follow(self, stack: AsyncExitStack) -> None:
+        from dilocox_peer.dht.directory import Directory
+        from dilocox_peer.model.architecture import prepare
+        from dilocox_peer.network.transport import Transport
+        from dilocox_peer.peer.entry import Newcomer, come_in
+
+        assert self._invitation is not None
+        assert self._identity is not None
+        transport = await Transport.create(
+            self._home.identity_path,
+            self._identity.peer_id,
+            namespace=self._invitation.run_id,
+            initial_peers=self._invitation.addresses,
+            host_maddrs=self._flags.host_maddrs,
+            runtime_dir=self._home.runtime,
+        )
+        stack.push_async_callback(transport.close)
+        directory = await Directory.create(transport, self._invitation.run_id, self._identity.key)
+        stack.push_async_callback(directory.close)
+        manifest = await directory.fetch_manifest()
+        await asyncio.to_thread(prepare, manifest)
+        newcomer = Newcomer(
+            self._identity.peer_id,
+            self._invitation.grant,
+            self._home.run_folder(manifest.run_id),
+            right=Right.READ,
+        )
+        await come_in(newcomer, manifest, transport=transport, directory=directory)
+        await self.follow(transport, directory, manifest)
+
     async def follow(self, transport: "Transport", directory: "Directory", manifest: Manifest) -> None:
         """Evaluates until the last round is, or nobody has its states any more. Raises RunUnreachable."""
         from dilocox_peer.peer.state.survey import surveys
 
         found = surveys(manifest, transport=transport, directory=directory, listener=self._quiet)
-        await self._evaluate(manifest, lambda anchors: self.keep_looking(found, anchors, transport))
+        await self.evaluate(manifest, lambda anchors: self.keep_looking(found, anchors, transport))
 
     async def follow_folder(self, folder: Path, stop: Stop) -> None:
         """Evaluates what a keeper of the run writes into its folder, until it is stopped. Raises ConfigError, StateCorrupt."""
@@ -138,7 +139,7 @@ class Evaluator:
         manifest = kept_manifest(folder)
         assert manifest is not None, "looked for before"
         await asyncio.to_thread(prepare, manifest)
-        work = self._evaluate(manifest, lambda anchors: keep_reading(folder, manifest, anchors))
+        work = self.evaluate(manifest, lambda anchors: keep_reading(folder, manifest, anchors))
         evaluating = asyncio.create_task(work, name="evaluate")
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({evaluating, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,8 +152,16 @@ class Evaluator:
             await evaluating
         self._listener(Left(stop.reason))
 
-    async def _evaluate(self, manifest: Manifest, look: "Callable[[Anchors], Coroutine[Any, Any, None]]") -> None:
-        """Evaluates what look puts into anchors, until it is the last."""
+    async def evaluate(self, manifest: Manifest, look: "Callable[[Anchors], Coroutine[Any, Any, None]]") -> None:
+        """Evaluates what look puts into anchors, until it is the last. Raises what look does, as it is."""
+        try:
+            await self._evaluate_all(manifest, look)
+        except ExceptionGroup as group:  # of the TaskGroup
+            if (known := group.subgroup(DilocoxError)) is None:
+                raise
+            raise known.exceptions[0] from None
+
+    async def _evaluate_all(self, manifest: Manifest, look: "Callable[[Anchors], Coroutine[Any, Any, None]]") -> None:
         from dilocox_peer.data.corpus import load_corpus
         from dilocox_peer.data.held_out import HeldOut
         from dilocox_peer.data.shards import held_out_of

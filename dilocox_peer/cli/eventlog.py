@@ -28,6 +28,7 @@ from dilocox_peer.peer.status import printable_lines
 MAX_LINE_BYTES = 1 << 20
 MAX_WAITING = 4096  # events, for whoever writes them
 CLOSE_S = 2.0
+MAX_TIME_S = 4e9  # of the wall clock: what is later is no time
 _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
 
 
@@ -144,7 +145,7 @@ def read_event(record: Mapping[str, Any]) -> tuple[Event, float] | None:
     """The event of a JSONL record and its time; None for one of a kind, or with fields, that this version does not know."""
     kind, at_s = record.get("event"), record.get("time")
     found = _kinds().get(kind) if isinstance(kind, str) else None
-    if found is None or not isinstance(at_s, int | float):
+    if found is None or not isinstance(at_s, int | float) or not 0 <= at_s < MAX_TIME_S:
         return None
     try:
         event: Event = found.validate_python(dict(record))

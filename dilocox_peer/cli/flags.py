@@ -245,7 +245,7 @@ class JoinFlags(OfPeer):
     plain: Annotated[bool, Flag("Plain lines in a terminal too, no dashboard.")] = False
     detach: Annotated[bool, Flag("Go on in the background, once it is up.", has_opposite=True)] = False
     log_file: Annotated[Path | None, Flag("Append every event to this JSONL file as well.", shown=False)] = None
-    log_file_size: Annotated[float, Flag("MB after which it is rotated.", least=0.001)] = 10.0
+    log_file_size: Annotated[float, Flag("MB after which it is rotated.", least=0.001, most=1e6)] = 10.0
     log_file_count: Annotated[int, Flag("Rotated files to keep.", least=0, most=1000)] = 5
     log_to: Annotated[
         tuple[str, ...], Flag("Figures to tensorboard:FOLDER, wandb:PROJECT or trackio:PROJECT.", shown=False)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -54,11 +55,20 @@ class Stop:
             return  # the loop has ended by itself
 
 
+class _NotWaitedFor(ThreadPoolExecutor):
+    """asyncio's own threads (asyncio.to_thread), which asyncio.run waits for: one that reads a text of gigabytes, or hangs at a disk, cannot be
+    cancelled. Whoever needs its end awaits it; `end` does not wait for the rest."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
+
+
 def run_until_stopped(work: Callable[[Stop], Awaitable[None]], *, until_stdin_closes: bool) -> int:
     """Runs work(stop) in a new event loop; returns the exit code that `stop` asked for, 0 when work ended by itself."""
 
     async def main() -> int:
         stop = Stop(until_stdin_closes=until_stdin_closes)
+        asyncio.get_running_loop().set_default_executor(_NotWaitedFor(thread_name_prefix="asyncio"))
         await work(stop)
         return stop.exit_code
 

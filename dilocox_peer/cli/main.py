@@ -37,7 +37,7 @@ from dilocox_peer.cli.flags import (
 )
 from dilocox_peer.cli.flags_of_owner import InviteFlags, OwnerFlags, RevokeFlags
 from dilocox_peer.cli.home import config_path
-from dilocox_peer.errors import DilocoxError
+from dilocox_peer.errors import ConfigError, DilocoxError
 
 app = typer.Typer(
     name="dilocox-peer",
@@ -279,6 +279,15 @@ def main() -> None:
 
         typer.echo(printable_lines(f"{PROGRAM}: {error.line}", MAX_ERROR_CHARS), err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        from dilocox_peer.peer.status import printable_lines
+
+        # Of a path that was given: one in a folder that is closed to us, a name that is too long. Path.exists() raises it too.
+        reason = (error.strerror or str(error)).lower()
+        typer.echo(printable_lines(f"{PROGRAM}: {error.filename}: {reason}", MAX_ERROR_CHARS), err=True)
+        sys.exit(ConfigError.exit_code)
 
 
 def with_dashes(argument: str) -> str:

@@ -49,10 +49,9 @@ def metrics_server(observer: Observer, host: str, port: int) -> Iterator[None]:
     registry.register(PeerCollector(observer))
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise ConfigError(
-            f"--metrics-port {port}: cannot listen on {host} ({error.strerror}): pass another one"
-        ) from None
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "no such host"
+        raise ConfigError(f"--metrics-port {port}: cannot listen on {host} ({reason}): pass another one") from None
     try:
         yield
     finally:

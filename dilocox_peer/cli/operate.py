@@ -320,12 +320,13 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer], known: Mapping[str
     status = run_status(manifest, seen)
     rounds = [peer.round for peer in seen]
     now: Mapping[str, Any] = {} if known is None else known["now"]
+    total, newest = now.get("total_rounds") or manifest.rounds.total, max([now.get("round", 0), *rounds])
     costs = {} if known is None else {each["stage"]: each["costs"] for each in known["stages"]}
     return {
         "run": manifest.run_id,
         "run_name": manifest.run.name,
-        "round": max([now.get("round", 0), *rounds]),
-        "total_rounds": now.get("total_rounds") or manifest.rounds.total,
+        "round": newest - (newest == total + 1),  # after the last, leases have one more
+        "total_rounds": total,
         **{key: now.get(key) for key in SEEN_FROM_OUTSIDE},
         "stages": [
             {

@@ -21,8 +21,8 @@ def check_port(host: str, port: int) -> None:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.create_server((host, port), family=family):
             return
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+    except (OSError, UnicodeError) as error:
+        reason = (getattr(error, "strerror", None) or "no such host").lower()
     raise ConfigError(
         f"--web-port: cannot listen on {host} port {port} ({reason}): pass another one, or another --web-host"
     )

@@ -37,7 +37,8 @@ class Operator:
         if seconds is None:
             self._session.pause(OPERATOR, "asked to")
             return f"paused; this peer votes and merges on. {line}"
-        until = time.strftime("%a %H:%M", time.localtime(time.time() + seconds))
+        form = "%a %H:%M" if seconds < 6 * 86_400 else "%Y-%m-%d %H:%M"  # a weekday is the next one of that name
+        until = time.strftime(form, time.localtime(time.time() + seconds))
         self._session.pause(OPERATOR, f"asked to, until {until}")
         self._going_on = self._call_later(seconds, self._is_over)
         return f"paused until {until}; this peer votes and merges on. {line} earlier"

@@ -3,6 +3,7 @@
 With the owner's key it also signs a checkpoint for the branch: then the others follow it too, as soon as this peer is back.
 """
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,8 @@ def _kept(home: PeerHome, run: str) -> "list[tuple[Path, LeftBranch]]":
     """(run folder, branch), of each run the newest first."""
     from dilocox_peer.peer.state.left import LeftBranches
 
+    if not re.fullmatch(r"[0-9a-f]{0,64}", run := run.lower()):
+        raise ConfigError(f"--run {run[:80]!r}: write the beginning of the run's id, which is hexadecimal")
     folders = sorted((home.folder / "runs").glob(f"{run[:16]}*"))
     return [(folder, branch) for folder in folders for branch in LeftBranches(folder).found()]
 

@@ -32,9 +32,15 @@ def run_service(flags: ServiceFlags) -> None:
         case "uninstall":
             if not path.exists():
                 raise ConfigError(f"{path} does not exist: no service of {name!r} is installed")
-            _tell(stop_commands(path, name, is_mac=is_mac))
+            reason = _tell(commands := stop_commands(path, name, is_mac=is_mac))
             path.unlink()
             typer.echo(f"{path} is removed; key and state stay")
+            if reason:
+                typer.echo(
+                    f"note: it may still run, as it could not be stopped ({reason}): {' && '.join(' '.join(each) for each in commands)}, or "
+                    f"`dilocox-peer leave{flags.peer_home.name_flag}`",
+                    err=True,
+                )
         case "show":
             if not path.exists():
                 raise ConfigError(f"{path} does not exist: `dilocox-peer service install LINK` writes it")

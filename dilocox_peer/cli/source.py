@@ -124,6 +124,8 @@ def manifest_for(folders: Sequence[Path], manifest_path: Path | None) -> Manifes
 def run_folders(flags: SourceFlags) -> tuple[Path, ...]:
     """Folders of the one run that the peers in home (or the one of that name) hold states of."""
     home = flags.home or default_home()
+    if flags.name is not None:
+        PeerHome.at(home, flags.name)  # or it is no name of a folder
     pattern = f"peers/{flags.name or '*'}/runs/*"
     folders = sorted(path for path in home.glob(pattern) if any(path.glob("stage*/checkpoints/anchor-*.safetensors")))
     if flags.manifest is not None:

@@ -29,7 +29,6 @@ from dilocox_peer.peer.rounds.seats import seat_terms
 from dilocox_peer.peer.rounds.timing import WANTED_S, Timing
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States, fetch_state
-from dilocox_peer.peer.tally import Tally
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.known_norms import KnownNorms
@@ -61,7 +60,6 @@ class Averaging:
         keeper: Keeper,
         conveyor: Conveyor | None,
         disk: Executor,
-        tally: Tally,
         is_paused: Callable[[], bool],
         listener: Listener,
     ) -> None:
@@ -73,7 +71,7 @@ class Averaging:
         self._trainer = trainer
         self._keeper = keeper
         self._disk = disk
-        self._tally = tally
+        self._blob_bytes_served = 0  # of this stay, as the transport's counts are
         self._listener = listener
         self._layout = contribution_layout(manifest, stage)
         self._norms = KnownNorms(self._layout)
@@ -119,7 +117,7 @@ class Averaging:
 
     def bytes_sent(self) -> int:
         """In messages and contributions."""
-        return self._transport.message_bytes_sent + self._tally.blob_bytes_served
+        return self._transport.message_bytes_sent + self._blob_bytes_served
 
     async def serve(self) -> None:
         """Takes messages and requests from here on; they are answered, or wait for the driver to run."""
@@ -187,7 +185,7 @@ class Averaging:
 
     def _on_served(self, name: Digest, num_bytes: int) -> None:
         if name in self._keeper.blobs:
-            self._tally.blob_bytes_served += num_bytes
+            self._blob_bytes_served += num_bytes
 
 
 async def while_wanted(fetching: Coroutine[Any, Any, T], is_wanted: Callable[[], bool]) -> T | None:

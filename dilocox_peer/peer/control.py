@@ -25,9 +25,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from dilocox_peer.errors import ConfigError, DilocoxError
-from dilocox_peer.events import Event, PeerStarted, RunJoined, StageSeen, SwarmSeen
+from dilocox_peer.events import Event, Paused, PeerStarted, Resumed, RunJoined, StageSeen, SwarmSeen
 from dilocox_peer.events_of_costs import MonthCounted, NeedsReckoned
 from dilocox_peer.events_of_health import TroublesSeen
+from dilocox_peer.events_of_rounds import OwnerDirected
 
 MAX_REQUEST_BYTES = 4096
 MAX_REPLY_BYTES = 1 << 20
@@ -77,14 +78,19 @@ class Memory:
         self._serial = 0
         self._worth_a_line: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT)
         self._routine: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT_ROUTINE)
-        self._latest: dict[type[Event], tuple[int, dict[str, Any]]] = {}
+        self._latest: dict[object, tuple[int, dict[str, Any]]] = {}
+        self._looks: dict[int, tuple[int, dict[str, Any]]] = {}  # of each stage, the newest look that it was part of
 
     def keep(self, event: Event, record: dict[str, Any]) -> None:
         """record: the event's."""
         self._serial += 1
         kept = (self._serial, record)
-        if isinstance(
-            event, RunJoined | PeerStarted | SwarmSeen | StageSeen | TroublesSeen | MonthCounted | NeedsReckoned
+        if isinstance(event, SwarmSeen):  # a look may be at some stages alone
+            self._looks |= dict.fromkeys(event.stages, kept)
+        elif isinstance(event, Paused | Resumed):  # whichever was last holds, however many lines ago
+            self._latest[Paused] = kept
+        elif isinstance(
+            event, RunJoined | PeerStarted | StageSeen | TroublesSeen | MonthCounted | NeedsReckoned | OwnerDirected
         ):
             self._latest[type(event)] = kept
         elif event.level == "debug":
@@ -94,7 +100,8 @@ class Memory:
 
     def records(self) -> list[dict[str, Any]]:
         """In the order in which they happened."""
-        kept = [*self._worth_a_line, *self._routine, *self._latest.values()]
+        looks = {serial: (serial, record) for serial, record in self._looks.values()}
+        kept = [*self._worth_a_line, *self._routine, *self._latest.values(), *looks.values()]
         return [record for _serial, record in sorted(kept, key=lambda each: each[0])]
 
 

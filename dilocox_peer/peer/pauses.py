@@ -28,6 +28,8 @@ class Pauses:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._reasons: dict[str, str] = {}
+        self._of_everybody: set[str] = set()  # of those who pause, who holds everybody
+        self._told: Paused | None = None
         self._trainer: Holdable | None = None
         self._is_trainer_paused = False
         self.changed = asyncio.Event()  # for the one who announces it: training was paused, or goes on
@@ -44,17 +46,29 @@ class Pauses:
     def pause(self, who: str, why: str, *, is_everybody: bool = False) -> None:
         """No micro-batch of ours begins until `who`, and everybody else who paused, has resumed. is_everybody: nor of anybody's."""
         if not self._reasons:
-            self._listener(Paused(why, is_everybody))
             self.changed.set()
         self._reasons[who] = why
+        (self._of_everybody.add if is_everybody else self._of_everybody.discard)(who)
+        self._tell()
         self._settle()
 
     def resume(self, who: str, why: str) -> None:
         """Takes back what `who` asked for; nothing happens if it had not."""
         if self._reasons.pop(who, None) is not None and not self._reasons:
+            self._told = None
             self._listener(Resumed(why))
             self.changed.set()
+        self._tell()
         self._settle()
+
+    def _tell(self) -> None:
+        """By whom and why training is held, where that is no more what was told: the reason of who has held it longest."""
+        if not self._reasons:
+            return
+        who, why = next(iter(self._reasons.items()))
+        if (paused := Paused(why, who in self._of_everybody)) != self._told:
+            self._told = paused
+            self._listener(paused)
 
     def set_trainer(self, trainer: Holdable | None) -> None:
         """From here on this one is held and resumed; it has not been paused yet. None: the last one has ended."""

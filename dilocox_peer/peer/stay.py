@@ -233,7 +233,6 @@ class Stay:
             keeper=keeper,
             conveyor=conveyor,
             disk=self._disk,
-            tally=self._tally,
             is_paused=lambda: self._pauses.is_paused,
             listener=self._listener,
         )

@@ -21,7 +21,7 @@ def summary(status: Status, now: float) -> dict[str, Any]:
         "paused": status.paused,
         "stage": status.stage,
         "stages": status.num_stages,
-        "round": progress.round if progress is not None else None,
+        "round": min(progress.round, status.total_rounds or progress.round) if progress is not None else None,
         "total_rounds": status.total_rounds or None,
         "eta_s": None if (left_s := status.time_left_s(now)) is None else round(left_s),
         "micro_batches": progress.micro_batches if progress is not None else 0,

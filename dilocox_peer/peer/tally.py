@@ -9,9 +9,8 @@ from dilocox_peer.peer.lag import LoopLag
 
 @dataclass(slots=True)
 class Tally:
-    """Kept by the session; averaging.py adds the blobs, bulletin.py the rest."""
+    """Kept by the session; bulletin.py adds."""
 
     lag: LoopLag = field(default_factory=LoopLag)
     daemon_traffic: Traffic = field(default_factory=Traffic)
-    blob_bytes_served: int = 0
     stage_seen: StageSeen | None = None  # the last that was told

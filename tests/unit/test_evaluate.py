@@ -1,6 +1,7 @@
 """The evaluator looks for as long as the run lasts."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from dilocox_peer.cli import evaluate
 from dilocox_peer.cli.flags import EvaluateFlags
+from dilocox_peer.config import preset
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Event, Failed
 
@@ -59,3 +61,16 @@ async def test_states_that_nobody_came_to_evaluate_are_passed_over_and_the_last_
     anchors.put(second, is_last=False)  # type: ignore[arg-type]
     anchors.put(last, is_last=True)  # type: ignore[arg-type]
     assert await anchors.next() == (tuple(last), True)
+
+
+async def test_what_ends_the_looks_ends_the_evaluator_as_it_is(tmp_path: Path) -> None:
+    (text := tmp_path / "text.txt").write_text("hello world, this is a text.\n" * 4000)
+    unused: Any = None
+    flags = EvaluateFlags(link="", data=(text,), home=tmp_path)
+    evaluator = evaluate.Evaluator(flags, unused, unused, lambda _event: None)
+
+    async def look(_anchors: evaluate.Anchors) -> None:
+        raise RunUnreachable("our own p2pd is gone")
+
+    with pytest.raises(RunUnreachable):  # no group of one: it is a line and an exit code
+        await evaluator.evaluate(preset("tiny", data={"source": "files"}), look)

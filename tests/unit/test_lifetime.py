@@ -1,12 +1,14 @@
 """Ctrl-C before the event loop is there to hear it."""
 
+import asyncio
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from dilocox_peer.cli.lifetime import interruptible
+from dilocox_peer.cli.lifetime import Stop, interruptible, run_until_stopped
 
 
 def load(made_of_an_interrupt: Exception | None) -> None:
@@ -72,3 +74,21 @@ def test_the_end_does_not_wait_for_the_interpreter_to_take_everything_apart():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (130, "closed\n")
+
+
+def test_an_end_does_not_wait_for_what_a_thread_reads() -> None:
+    is_over, is_read = threading.Event(), threading.Event()
+
+    def read() -> None:
+        is_over.wait(60.0)
+        is_read.set()
+
+    async def work(_stop: Stop) -> None:
+        asyncio.get_running_loop().run_in_executor(None, read)
+        await asyncio.sleep(0)
+
+    try:
+        assert run_until_stopped(work, until_stdin_closes=False) == 0
+        assert not is_read.is_set()
+    finally:
+        is_over.set()

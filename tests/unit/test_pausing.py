@@ -60,10 +60,18 @@ def test_a_pause_lasts_until_everybody_has_let_go():
     pauses.resume("operator", "asked to")
     pauses.resume("nobody", "for nothing")
     assert pauses.reasons == {"hours": "it is day"}
-    assert (events, trainer.told) == ([Paused("asked to")], ["hold pause"])
+    assert (events, trainer.told) == ([Paused("asked to"), Paused("it is day")], ["hold pause"])
     pauses.resume("hours", "it is night")
     assert not pauses.is_paused
-    assert (events[1:], trainer.told[1:]) == ([Resumed("it is night")], ["resume pause"])
+    assert (events[2:], trainer.told[1:]) == ([Resumed("it is night")], ["resume pause"])
+
+
+def test_a_pause_that_is_asked_for_anew_is_told_with_its_new_reason() -> None:
+    events: list[Event] = []
+    pauses = Pauses(events.append)
+    for why in ("asked to, until Fri 05:32", "asked to", "asked to"):
+        pauses.pause("operator", why)
+    assert events == [Paused("asked to, until Fri 05:32"), Paused("asked to")]
 
 
 def test_every_new_trainer_is_paused():
