@@ -32,7 +32,7 @@ from dilocox_peer.peer.identity import Identity
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId
 
-from .conftest import MakeTransport
+from .conftest import PATIENCE_S, MakeTransport
 
 MANIFEST = Manifest().signed_by(SigningKey(bytes(32)))
 RUN = MANIFEST.run_id
@@ -215,7 +215,7 @@ async def test_a_call_has_a_deadline(make_node: MakeNode, monkeypatch: pytest.Mo
 @pytest.mark.slow
 async def test_a_restarted_bootstrap_learns_the_swarm_again(make_node: MakeNode) -> None:
     """Everybody's routing table has forgotten it, and without being greeted it would hand out an empty directory."""
-    boot, _, transport = await make_node("boot")
+    boot, key_boot, transport = await make_node("boot")
     (a, key_a, _), (b, key_b, _) = await make_node("a"), await make_node("b")
     for directory, identity in ((a, key_a), (b, key_b)):
         await directory.announce(lease_of(identity))
@@ -227,13 +227,14 @@ async def test_a_restarted_bootstrap_learns_the_swarm_again(make_node: MakeNode)
 
     port = addresses[0].split("/")[4]
     # The identity object of the first is still open in the fixture; a new key would do as well, this is the same peer.
-    identity_path = transport.daemon.folder.parent / "identity.key"
     again = await Transport.create(
-        identity_path, transport.peer_id, namespace=RUN, runtime_dir=transport.daemon.folder,
+        key_boot.path, transport.peer_id, namespace=RUN, runtime_dir=key_boot.path.parent / "run",
         host_maddrs=[f"/ip4/127.0.0.1/tcp/{port}"],
     )  # fmt: skip
     async with again, await Directory.create(again, RUN, boot.key) as new_boot:
-        deadline = time.monotonic() + 20  # p2pd holds a dial back for seconds after it failed
+        deadline = (
+            time.monotonic() + PATIENCE_S
+        )  # p2pd holds a dial back after it failed, 5 s, 6, 9 and so on: 17 s where nothing else runs
         while len(await new_boot.peers(0)) < 2:
             assert time.monotonic() < deadline
             for directory, identity in ((a, key_a), (b, key_b)):
