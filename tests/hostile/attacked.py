@@ -4,7 +4,8 @@ import asyncio
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dilocox_peer.types import sha256
 from tests.swarm.watched import Watched
 
 PATIENCE_S = 600.0  # of a wait: the machine may be busy with others
+NAMED_S = 60.0  # after that, in which each names the attackers whom they have shown something
 ROUNDS = 4  # that are to be certified while an attack lasts
 ACTS = 6  # times that an attacker shows what it has
 NAMING = ("MessageRefused", "StateFetchFailed", "EquivocationProved", "MemberDoubted")
@@ -145,10 +147,12 @@ class Attacked(Watched):
         honest: Sequence[str],
         attackers: Sequence[str] = (STRANGER,),
         *,
+        concerned: Sequence[str] | None = None,
         rounds: int = ROUNDS,
         acts: int = ACTS,
     ) -> Outcome:
-        """Watches until the attackers have acted and rounds have gone on; the order is given before."""
+        """Watches until the attackers have acted, rounds have gone on, and those concerned (None: all honest ones) have named them, or had
+        NAMED_S for it; the order is given before."""
         loop = asyncio.get_running_loop()
         began, seen, acted = loop.time(), {label: len(self.events[label]) for label in honest}, self.acts(attackers)
         first = max(map(self.round_of, honest))
@@ -157,6 +161,15 @@ class Attacked(Watched):
             and min(map(self.round_of, honest)) >= first + rounds,
             self.needed([*honest, *attackers]), PATIENCE_S,
         )  # fmt: skip
+        hostile = {self.peer_of(label) for label in attackers}
+        with suppress(TimeoutError):
+            await self.until(
+                lambda: all(
+                    any(map(_is_naming(hostile), self.events[label][seen[label] :]))
+                    for label in (honest if concerned is None else concerned)
+                ),
+                self.needed([*honest, *attackers]), NAMED_S,
+            )  # fmt: skip
         return await self.outcome(mode, honest, attackers, seen, began, first, self.acts(attackers) - acted)
 
     async def outcome(
@@ -171,10 +184,7 @@ class Attacked(Watched):
     ) -> Outcome:
         hostile = {self.peer_of(label) for label in attackers}
         news = {label: self.events[label][seen[label] :] for label in honest}
-        said = {
-            label: [each for each in news[label] if each["event"] in NAMING and _whom(each) in hostile]
-            for label in honest
-        }
+        said = {label: list(filter(_is_naming(hostile), news[label])) for label in honest}
         in_status = []
         for label in honest:
             status = await self.status_of(label)
@@ -203,6 +213,10 @@ class Attacked(Watched):
             for each in self.of(label, "RoundCertified"):
                 heads[each["round"]].add(each["head"])
         return {number: each for number, each in heads.items() if len(each) > 1}
+
+
+def _is_naming(hostile: Collection[str]) -> Callable[[dict[str, Any]], bool]:
+    return lambda record: record["event"] in NAMING and _whom(record) in hostile
 
 
 def _whom(record: dict[str, Any]) -> str:

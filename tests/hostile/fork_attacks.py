@@ -51,7 +51,7 @@ async def by_a_stranger(recorded: Path) -> Attacks:
             await swarm.until(lambda acts=acts: swarm.acts([STRANGER]) >= acts + 3, swarm.needed(HONEST), PATIENCE_S)  # type: ignore[misc]
             label = f"newcomer-{lie}"
             await swarm.start_peer(label)
-            yield swarm, await swarm.attack(f"donor ({lie})", (*HONEST, label))
+            yield swarm, await swarm.attack(f"donor ({lie})", (*HONEST, label), concerned=())
             swarm.order("rest")
             await _left(swarm, label)
 
@@ -70,7 +70,7 @@ async def by_a_stranger(recorded: Path) -> Attacks:
         finally:
             for process in stopped:
                 process.resume()
-        yield swarm, await swarm.attack("partition", HONEST)
+        yield swarm, await swarm.attack("partition", HONEST, concerned=HONEST[2:])
 
         # The quorum dies: two of three, at once.
         swarm.order("s2")
