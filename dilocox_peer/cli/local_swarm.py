@@ -20,6 +20,7 @@ from dilocox_peer.events import BootstrapReady, PeerStarted
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.identity import Identity
 
+LAST_WORDS_S = 2.0
 START_S = 90.0  # importing torch and hivemind on a busy machine takes most of it
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 FOLDER = "dilocox-swarm-{pid}-{started}-"  # started: of the process in clock ticks since boot, 0 where nobody says
@@ -102,6 +103,8 @@ class LocalSwarm:
             while not condition():
                 for child in needed:
                     if child.process.returncode is not None:
+                        if child.reader is not None:  # what it said last may not have been read yet
+                            await asyncio.wait({child.reader}, timeout=LAST_WORDS_S)
                         raise ChildEnded(child)
                 await self.next_change(0.5)
 
