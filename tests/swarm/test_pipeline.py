@@ -98,12 +98,12 @@ def test_a_stage_that_lost_its_only_peer_goes_on_from_the_copy_that_a_head_kept(
             victim = swarm.of("later", "PeerStarted")[0]["peer"]
             copies = [record for head in ("head0", "head1") for record in swarm.of(head, "StageCopied")]
             copied = max(record["round"] for record in copies if record["donor"] == victim)
-            restored = swarm.of("newcomer", "StageRestored")
-            assert [record["round"] for record in restored] == [copied]
+            [restored] = [record["round"] for record in swarm.of("newcomer", "StageRestored")]
+            assert copied <= restored, "from the copy, and the contributions that a head has followed it with"
             goal = killed_at + 20  # so it caught up with stage 0: no head is more than two rounds ahead
             await swarm.until(lambda: swarm.round_of("head0") >= goal, [newcomer, *heads], LONG_S)
             first = min(record["round"] for record in swarm.of("newcomer", "RoundCertified"))
-            assert first == copied + 1
+            assert first == restored + 1
             assert swarm.round_of("newcomer") >= goal - 2
 
     asyncio.run(scenario())
