@@ -424,6 +424,7 @@ class MessageIntake:
                     return
             if slowest is not None and self._large_since.pop(slowest, None) is not None:
                 slowest.task.cancel()
+                await asyncio.wait({slowest.task}, timeout=LARGE_S)  # its place is free then: no other has to go for it
 
     def _make_room(self, new: _Stream) -> bool:
         """Whether there is room for it, if need be once others are ended."""

@@ -69,7 +69,7 @@ class _UnderWay:
     num_bytes: int = 0  # of the reply, that were acknowledged
 
     def is_worth_less(self, now: float) -> bool:
-        """Whether a stranger that waits for a place may have this one: nothing was asked yet, or hardly anything is taken."""
+        """Whether who waits for a place may have this one: nothing was asked yet, or hardly anything is taken."""
         took_s = now - self.began
         if not self.is_read:
             return took_s > PATIENT_S
@@ -93,8 +93,8 @@ class Serving:
     """The replies that are being sent, or wait to be.
 
     Members (`is_member`) have half of all places to themselves: replies may be read slowly, and identities cost nothing, so
-    without that eight strangers keep all contributions from all members for as long as a reply may take. Among strangers who has not
-    said in a second what it wants, or reads next to nothing, makes room for the next.
+    without that eight strangers keep all contributions from all members for as long as a reply may take. A peer that has not said
+    in a second what it wants, or reads next to nothing, makes room for the next: a stranger for anybody, a member for a member.
     """
 
     def __init__(
