@@ -10,7 +10,8 @@ Promises
 3. `Accused` is said of a donor alone for a chunk that it sent all of, or for an outline that cannot be of that name; never of an
    honest one. For a chunk with bytes from two donors nobody is accused: it is asked for again, whole, from one.
 4. A donor that is accused, or fails again and again, is asked no more. With none left the fetch gives up.
-5. What one liar can cost is the work on one false outline, or one chunk.
+5. What one liar can cost is the work on one false outline, or one chunk. Where several outlines are claimed and the name proves none,
+   the one that comes at the better pace is gone by, once each was tried: no liar sets the pace.
 """
 
 from collections import Counter
@@ -42,6 +43,7 @@ SOONER_S = 1.0  # taking over from a slow donor costs what it has under way; it 
 LATE_S = 5.0  # nor hung up on for another that was never tried
 LOOK_S = 0.5
 STUCK_S = 30.0  # without a whole chunk; then another outline that is claimed is tried, for twice as long each time
+OUTPACED = 2.0  # times as many chunks a second came of another outline: it is gone by again, and what is here of this one is lost
 IMPATIENT_S = 3.0  # with a donor that does not say what the thing is made of, before the next is asked too
 
 
@@ -90,6 +92,9 @@ class Fetch:
         self._checking: Digest | None = None  # root of the outline whose whole is being checked
         self._now = float("-inf")
         self._progress_s, self._patience_s = 0.0, STUCK_S  # when a chunk came last, or another outline was gone by
+        self._adopted_s = self._looked_s = float("-inf")  # since when this outline is gone by, and its pace is measured
+        self._missing_then = 0  # when its pace was looked at last
+        self._paces: dict[Digest, float] = {}  # of outlines that were tried: chunks a second
         if resumed is not None and self._why_not(resumed[0]) is None:
             self._adopt(resumed[0])
             for index in resumed[1]:
@@ -120,7 +125,8 @@ class Fetch:
     # ---- what happens ----
 
     def begin(self, now: float) -> list[FetchAction]:
-        self._progress_s = now
+        self._progress_s = self._adopted_s = self._looked_s = now
+        self._missing_then = self._missing
         return self._go_on(now)
 
     def tick(self, now: float) -> list[FetchAction]:
@@ -267,6 +273,8 @@ class Fetch:
             for index, (was, now_) in enumerate(zip(before.chunks, outline.chunks, strict=False)):
                 if was == now_ and before.span(index) == outline.span(index) and old[index].is_held:
                     self._hold(index)
+        self._adopted_s = self._looked_s = self._now
+        self._missing_then = self._missing
         return actions
 
     # ---- chunks ----
@@ -318,10 +326,7 @@ class Fetch:
                 donor.is_asked, donor.asked_s = True, now
                 actions.append(AskOutline(peer))
         if self.outline is not None:
-            is_stuck = now >= self._progress_s + self._patience_s and not self._is_proven(self.outline)
-            if is_stuck and (other := self._another_outline()) is not None:  # a false one may be let trickle
-                if self._turns[other.root]:  # all have had their turn
-                    self._patience_s *= 2
+            if (other := self._better_outline(self.outline, now)) is not None:
                 actions += self._adopt(other)
             actions += self._hand_out(self.outline, now)
         if any(donor.is_asked or donor.is_busy or donor.is_resting(now) for donor in self._donors.values()):
@@ -333,11 +338,32 @@ class Fetch:
         self._is_over = True
         return [*actions, GaveUp(self._why_nobody())]
 
+    def _better_outline(self, outline: Outline, now: float) -> Outline | None:
+        """To go by instead: one that was never tried, where this one's end is far, or one that came faster. A false one may be let trickle
+        for ever."""
+        if self._is_proven(outline) or (other := self._another_outline()) is None:
+            return None
+        if now >= self._progress_s + self._patience_s:
+            self._paces[outline.root] = 0.0
+            if self._turns[other.root]:  # all have had their turn
+                self._patience_s *= 2
+            return other
+        if now < self._looked_s + STUCK_S:
+            return None
+        pace = self._paces[outline.root] = (self._missing_then - self._missing) / (now - self._looked_s)
+        self._looked_s, self._missing_then = now, self._missing
+        if self._missing <= pace * max(STUCK_S, now - self._adopted_s):
+            return None  # soon done, beside what it took so far
+        fastest = max(self._others(), key=lambda each: self._paces.get(each.root, inf))
+        return fastest if self._paces.get(fastest.root, inf) > OUTPACED * pace else None
+
     def _another_outline(self) -> Outline | None:
         """That a donor claims which is still there, of others than the one gone by: the one that had the fewest turns."""
+        return min(self._others(), key=lambda each: self._turns[each.root], default=None)
+
+    def _others(self) -> list[Outline]:
         claimed = (donor.outline for donor in self._donors.values() if not donor.is_out and donor.outline is not None)
-        others = [each for each in claimed if self.outline is None or each.root != self.outline.root]
-        return min(others, key=lambda each: self._turns[each.root], default=None)
+        return [each for each in claimed if self.outline is None or each.root != self.outline.root]
 
     def _hand_out(self, outline: Outline, now: float) -> list[FetchAction]:
         mine = [

@@ -131,6 +131,14 @@ class _GoesByTheFirst(Fetch):
         return super()._another_outline()
 
 
+class _LetsThePaceBeSet(Fetch):
+    """Goes by an outline as long as one chunk of it comes now and then."""
+
+    def _better_outline(self, outline: Outline, now: float) -> Outline | None:
+        self._looked_s = now
+        return super()._better_outline(outline, now)
+
+
 FAULTS: dict[str, type[Fetch]] = {
     each.__name__.lstrip("_"): each
     for each in (
@@ -148,5 +156,6 @@ FAULTS: dict[str, type[Fetch]] = {
         _ForgetsItWasSlow,
         _WaitsForTheOne,
         _GoesByTheFirst,
+        _LetsThePaceBeSet,
     )
 }

@@ -1,4 +1,4 @@
-"""A seeded world of one real Fetch and its donors: honest, slow, dying, flaky, mute, and liars of four kinds.
+"""A seeded world of one real Fetch and its donors: honest, slow, dying, flaky, mute, and liars of five kinds.
 
 Bytes are not real: of each the world knows whether it is true, or of which false outline; so chunks of their real size cost
 nothing. The promises of store/fetch.py are checked after every action, by their numbers.
@@ -30,14 +30,17 @@ from .invariants import Violation
 RELIABLE = {"honest", "slow"}
 HONEST = RELIABLE | {"dies", "flaky", "lacks", "silent", "mute"}
 TRICKLING = {"trickles", "hollow"}  # the second with an outline of its own that is false
+OUTLINED = {"false outline", "hollow", "paces"}  # falsely; the last sends just so much that it is not called stuck
 KINDS = (
     "honest", "honest", "slow", "dies", "flaky", "lacks", "silent", "mute", "false outline", "false chunk", "mixes", "trickles",
 )  # fmt: skip
 SILENT_S = 10.0  # until the caller calls a donor silent
 GIVEN_UP_S = 300.0  # by the caller
+PACED_S = 32.0  # by one with a false outline whose chunks come slowly, at most, and as much of the work so far
 HELD_UP_S = 10.0  # by one that is mute or trickles, at most
+PACE_BYTES = CHUNK_BYTES // 3 + 1  # each nine seconds: a chunk in 27
 BURST_BYTES = 64 * 1024  # of what is false, at once; then it trickles
-NEVER_S = 20_000.0  # the longest of the first thousand seeds takes 753 s
+NEVER_S = 20_000.0  # the longest of ten thousand seeds, of liars alone, takes 4,685 s
 TRUE = 0
 
 
@@ -89,14 +92,14 @@ class FetchWorld(Clockwork):
         is_root = rng.random() < 0.5
         kinds = rng.choice(
             (KINDS, KINDS[:8], ("honest", "dies", "flaky", "slow"), ("honest", "mute"), ("honest", "trickles"),
-             ("honest", "hollow", "hollow"))
+             ("honest", "hollow", "hollow"), ("honest", "paces"))
         )  # fmt: skip
         self.donors: dict[PeerId, Donor] = {}
         for number in range(rng.randint(1, 6)):
             kind = rng.choice(kinds)
             rate = rng.choice((2e6, 2e7, 1e8)) * rng.uniform(0.5, 1.5) / (50 if kind == "slow" else 1)
             donor = Donor(kind, rate, rng.uniform(0.001, 0.3), self.truth)
-            if kind in ("false outline", "hollow"):
+            if kind in OUTLINED:
                 donor.tag = rng.randint(1, 2) if kind == "false outline" else 3 + number  # of one tag: of one mind
                 false = random.Random(f"{seed} {donor.tag}")
                 size = self.size if false.random() < 0.7 else false.randrange(2 * CHUNK_BYTES, 40 * CHUNK_BYTES)
@@ -215,7 +218,9 @@ class FetchWorld(Clockwork):
                 self.at(self.now + SILENT_S, lambda: self._piece(peer, turn))
             return
         at, stop = donor.range
-        if donor.kind in TRICKLING:  # whoever asks is content with a byte before it is silent for too long
+        if donor.kind == "paces":
+            num_bytes = min(PACE_BYTES, stop - at)
+        elif donor.kind in TRICKLING:  # whoever asks is content with a byte before it is silent for too long
             num_bytes = min(1 if at > donor.first else BURST_BYTES, stop - at)
         else:
             num_bytes = min(self._rng.randint(1, CHUNK_BYTES), 1 + int(donor.rate / 2), stop - at, donor.left)
@@ -229,7 +234,7 @@ class FetchWorld(Clockwork):
         turn = donor.turn
         self._carry_out(actions)
         if donor.turn == turn and donor.range:
-            wait_s = 0.9 * SILENT_S if donor.kind in TRICKLING else num_bytes / donor.rate
+            wait_s = 0.9 * SILENT_S if donor.kind in TRICKLING | {"paces"} else num_bytes / donor.rate
             self.at(self.now + wait_s, lambda: self._piece(peer, turn))
 
     def _put(self, donor: Donor, at: int, num_bytes: int) -> None:
@@ -291,6 +296,10 @@ class FetchWorld(Clockwork):
                 2 * needed / max(fast) + SILENT_S + 10 + HELD_UP_S * sum(kind in ("mute", "trickles") for kind in kinds)
             )
             self._check(self.now < most_s, f"6: a slow donor holds up a fast one, by {self.now - most_s:.1f} s")
+        if fast and set(kinds) <= {"honest", "paces"}:
+            # Each outline has its turn, and the work done before it may be lost.
+            most_s = 2 * needed / max(fast) + SILENT_S + 10 + 2 * PACED_S * kinds.count("paces")
+            self._check(self.now < most_s, f"6: a false outline sets the pace, by {self.now - most_s:.1f} s")
         largest = max(donor.outline.size_bytes for donor in self.donors.values())
         outlines = len({donor.tag for donor in self.donors.values() if donor.tag})
         most = (1 + 2 * outlines) * largest + liars * (1 + MAX_FAILURES_IN_ALL) * CHUNK_BYTES
