@@ -25,7 +25,7 @@ MAX_LINK_CHARS = 4096 + len(INVITE_MARK) + MAX_GRANT_CHARS
 MAX_LINK_ADDRESSES = 16
 MAX_ADDRESS_CHARS = 512  # a relayed address with two PeerIDs and a long host name stays below
 
-_DNS_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?$")
+_DNS_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?\Z")
 # https://github.com/multiformats/multiaddr/blob/master/protocols.csv, as varints
 _CODES = {
     "ip4": b"\x04", "tcp": b"\x06", "ip6": b"\x29", "dns4": b"\x36", "dns6": b"\x37",
@@ -238,8 +238,8 @@ def _varint(number: int) -> bytes:
 def _check_host(text: str, host_kind: str, host: str, role: AddressRole) -> None:
     match host_kind:
         case "ip4" | "ip6":
-            try:
-                valid = ipaddress.ip_address(host).version == int(host_kind[-1])
+            try:  # a zone (fe80::1%eth0) is of one machine, and no multiaddress: p2pd ends at it
+                valid = "%" not in host and ipaddress.ip_address(host).version == int(host_kind[-1])
             except ValueError:
                 valid = False
             if not valid:

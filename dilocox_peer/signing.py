@@ -45,8 +45,12 @@ def public_key_of(peer: PeerId) -> bytes:
     """The 32-byte public key inside a PeerID. Raises ValueError for anything but an Ed25519 PeerID."""
     if len(peer) > _PEER_ID_MAX_CHARS:
         raise ValueError(f"a PeerID has at most {_PEER_ID_MAX_CHARS} characters, not {len(peer)}")
-    raw: bytes = base58.b58decode(peer)
-    if len(raw) != len(_PEER_ID_PREFIX) + PUBLIC_KEY_BYTES or not raw.startswith(_PEER_ID_PREFIX):
+    raw: bytes = base58.b58decode(peer)  # which passes over white space at the end: one key would have many names
+    if (
+        peer[-1:].isspace()
+        or len(raw) != len(_PEER_ID_PREFIX) + PUBLIC_KEY_BYTES
+        or not raw.startswith(_PEER_ID_PREFIX)
+    ):
         raise ValueError(f"{peer} is not the PeerID of an Ed25519 key")
     return raw[len(_PEER_ID_PREFIX) :]
 

@@ -40,6 +40,7 @@ interpreter for long, and a dump of everything in one file can be split."""
 _ROWS = 256  # of a table at a time
 _TOLD = 3  # conversations of a file that are left out with a line each
 _BLOCK_BYTES = 1 << 20
+_PACKED_BYTES = 1 << 12  # of zstd at a time: what it unpacks to is bounded by nothing else
 _MAX_LINE_BYTES = 64 << 20
 _BESIDE_TABLES = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
 _UNPACK, _CONVERT = "unpack it first", "take it out, or convert it to text"
@@ -264,9 +265,10 @@ def _line_end(text: bytes, most: int) -> int:
     stop = text.rfind(b"\n", 0, most) + 1
     if stop:
         return stop
-    while text[most] & 0xC0 == 0x80:
-        most -= 1
-    return most
+    for stop in range(most, most - 4, -1):  # a character has four bytes at most
+        if text[stop] & 0xC0 != 0x80:
+            return stop
+    return most  # no UTF-8
 
 
 def _jsonl(lines: Iterable[bytes], path: Path, column: str) -> Iterator[tuple[str, Any]]:
@@ -293,10 +295,35 @@ def _jsonl_zst(path: Path, column: str) -> Iterator[tuple[str, Any]]:
     except ImportError:
         raise ConfigError(f"{path}: `pip install 'dilocox-peer[data]'` brings what reads zstd") from None
     try:
-        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as raw:
-            yield from _jsonl(_lines(raw, path), path, column)
-    except zstandard.ZstdError as error:
+        with path.open("rb") as file:
+            yield from _jsonl(_lines(_Frames(file, zstandard.ZstdDecompressor()), path), path, column)
+    except (EOFError, zstandard.ZstdError) as error:
         raise ConfigError(f"{path}: damaged zstd ({error}); fetch it again") from None
+
+
+class _Frames:
+    """What zstd's frames hold, one after the other. The library's own reader ends without a word where a file was cut short."""
+
+    def __init__(self, file: Any, decompressor: Any) -> None:
+        self._file, self._decompressor = file, decompressor
+        self._frame: Any = None  # that is being read
+        self._raw = b""
+
+    def read(self, _size: int) -> bytes:
+        """Some of it, b"" at the end. Raises EOFError, ZstdError."""
+        while True:
+            self._raw = self._raw or self._file.read(_PACKED_BYTES)
+            if not self._raw and self._frame is None:
+                return b""
+            if not self._raw:
+                raise EOFError("it ends before its end")
+            self._frame = self._frame or self._decompressor.decompressobj()
+            found: bytes = self._frame.decompress(self._raw)
+            self._raw = b""
+            if self._frame.eof:
+                self._raw, self._frame = self._frame.unused_data, None
+            if found:
+                return found
 
 
 def _lines(file: Any, path: Path) -> Iterator[bytes]:

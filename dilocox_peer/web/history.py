@@ -14,7 +14,7 @@ from dilocox_peer.peer.planning.plan import PlanBounds
 from dilocox_peer.peer.planning.upkeep import RoundPace
 from dilocox_peer.peer.rounds.ledger import Ledger
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate, Entry, Plan
+from dilocox_peer.wire.chain import VOUCHING, Certificate, Entry, Plan
 from dilocox_peer.wire.directives import Directive
 
 MAX_POINTS = 1024  # of a curve, as the page gets it
@@ -28,7 +28,7 @@ MAX_LOSS = 1e3  # nats a token: a uniform guess among a million tokens has 14
 class PastRound:
     """One outer round of a stage. members: of the roster that could contribute. at_s: when it was closed (Unix seconds), 0.0 unknown. micro_batches: counted up to here, this
     round's included. loss: nats a token, None unknown. sent_bytes: of contributions, that a contributor sends if each of the others
-    takes them from it once; contribution_bytes: of one; allreduce_bytes: what a ring all-reduce of float32 gradients after each inner step would have it send."""
+    takes them from it once, or in slices two others, and all others the results; contribution_bytes: of one; allreduce_bytes: what a ring all-reduce of float32 gradients after each inner step would have it send."""
 
     number: int
     at_s: float
@@ -158,7 +158,9 @@ class StageHistory:
         before = self.rounds[-1] if self.rounds else None
         sizes, count = sum(entry.size_bytes for entry in value.entries), len(value.entries)
         others = max(0, count - 1)
-        sent, allreduce = sizes * others, 2.0 * others * self.raw_bytes * plan.inner_steps
+        sent, allreduce = float(sizes * others), 2.0 * others * self.raw_bytes * plan.inner_steps
+        if value.results:  # as peer/planning/sent.py has it, with the results' own sizes
+            sent = VOUCHING * sizes * others / max(1, count) + others * sum(each.size_bytes for each in value.results)
         self.rounds.append(
             PastRound(
                 number=value.round,

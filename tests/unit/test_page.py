@@ -6,15 +6,21 @@ from dataclasses import replace
 
 import pytest
 
+from dilocox_peer.compression.sizes import raw_bytes
+from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events_of_data import TextSampled
 from dilocox_peer.events_of_health import Trouble
+from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
+from dilocox_peer.peer.planning.sent import contributions_sent
 from dilocox_peer.peer.planning.upkeep import RoundPace, StageNeeds, upkeep
-from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.signing import SigningKey
+from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.web.document import MAX_CONTRIBUTORS, MAX_MAP_PEERS, MAX_NAME, MAX_SAMPLE, RunPage, figures
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
-from dilocox_peer.web.history import COUNTED_OF, MAX_POINTS, PastRound, closed_at, loss_of, thinned
-from dilocox_peer.wire.chain import Entry, Report
+from dilocox_peer.web.history import COUNTED_OF, MAX_POINTS, PastRound, StageHistory, closed_at, loss_of, thinned
+from dilocox_peer.wire.chain import Averaged, Certificate, Entry, Report, Result, Value
 from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.directives import Directive
 from tests.simulated_run import ROUND_S, START_S, peer_names, simulated_chain, simulated_facts, simulated_manifest
@@ -87,6 +93,21 @@ def test_traffic_is_what_a_peer_sends_each_of_the_others_beside_a_ring():
     size = 2 * 40 * 6 * 5 * 40_000  # stages, rounds, contributors, each to the others, bytes
     assert document["now"]["sent_bytes"] == size
     assert document["now"]["allreduce_bytes"] == pytest.approx(40 * 2 * 5 * raw * MANIFEST.rounds.inner_steps)
+
+
+def test_traffic_of_a_run_in_slices_is_what_slices_send():
+    peers = sorted(SigningKey(bytes([number]) * 32).peer_id for number in range(12))
+    manifest = preset("small", rounds={"averaging": "slices", "slices": 16}, compression={"codec": "int4"})
+    plan = first_plan(manifest)
+    history = StageHistory(plan, plan, plan_bounds(manifest), raw_bytes(layout_of(manifest, 0)))
+    contribution, name = 5_000_000, Digest(bytes(32))
+    entries = tuple(Entry(peer, 1, sha256(peer.encode()), contribution, 50) for peer in peers)
+    by = tuple((peer, bytes(64)) for peer in peers[:2])
+    results = tuple(Result(sha256(bytes([number])), contribution // 16, b"", name, by) for number in range(16))
+    value = Value(Averaged(results), 1, 1, 12, entries, tuple(peers), plan)
+    assert history.follow([Certificate(0, name, 1, 0, value, ())], 1e9)
+    reckoned = contribution * contributions_sent(12, "int4", is_sliced=True)
+    assert history.rounds[0].sent_bytes == pytest.approx(reckoned, rel=0.02)
 
 
 def test_what_a_peer_is_to_expect_is_reckoned_from_the_newest_certificates():

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from dilocox_peer.data.corpus import load_corpus
-from dilocox_peer.data.sources import Reading, documents_of
+from dilocox_peer.data.sources import CUT_BYTES, Reading, documents_of
 from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, JsonTokenizer
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.types import PeerId
@@ -133,3 +133,36 @@ def test_long_documents_are_cut_at_lines_alike(tmp_path):
     assert all(0 < len(piece) <= 1000 for piece in pieces[0])
     assert sum(piece.endswith("\n") for piece in pieces[0]) == len(pieces[0]) - 3
     assert pieces[0][0].endswith("text\n")
+
+
+@pytest.mark.parametrize("first", [b"R", b""])
+def test_what_is_no_utf8_is_cut_all_the_same(tmp_path, first):
+    """Silence of eight bits (raw sound) is a run of 0x80, and has no NUL."""
+    path = tmp_path / "silence.raw"
+    path.write_bytes(first + b"\x80" * (2 * CUT_BYTES))
+    parts = [each.data for each in documents_of([path], Reading(cut_bytes=CUT_BYTES))]
+    assert sum(map(len, parts)) == 2 * CUT_BYTES + len(first)
+
+
+def zstd_of(count):
+    lines = (json.dumps({"text": f"text {number} " * 20}).encode() + b"\n" for number in range(count))
+    return zstandard.ZstdCompressor().compress(b"".join(lines))
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+def test_a_zstd_file_that_was_cut_short_is_damaged(tmp_path, count):
+    """A download that broke off is not less text, of which nobody is told."""
+    path = tmp_path / "part.jsonl.zst"
+    path.write_bytes(zstd_of(count)[:-5])
+    with pytest.raises(ConfigError, match="damaged zstd"):
+        list(documents_of([path], Reading()))
+
+
+def test_frames_of_zstd_are_read_one_after_the_other(tmp_path):
+    path, frame = tmp_path / "several.jsonl.zst", zstd_of(2000)
+    path.write_bytes(frame * 3)
+    assert len(list(documents_of([path], Reading()))) == 6000
+    for damaged in (b"", frame + b"junkjunk"):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError):
+            list(documents_of([path], Reading()))
