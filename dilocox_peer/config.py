@@ -141,9 +141,14 @@ def parse_toml(text: str, *, source: str) -> Manifest:
     """The manifest in a run.toml's text; `source` names it in errors. Raises ConfigError."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # of a number with thousands of digits, of brackets in brackets
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
-    return _validated(document, source)
+    manifest = _validated(document, source)
+    try:
+        manifest.signed_bytes()
+    except OverflowError:
+        raise ConfigError(f"{source} has a number beyond 64 bits: give a smaller one") from None
+    return manifest
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -203,7 +208,7 @@ def _literal(value: object) -> str:
         if '"' in value and "'" not in value and value.isprintable():
             return f"'{value}'"
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return '"' + "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in escaped) + '"'
     if isinstance(value, tuple):
         return "[" + ", ".join(_literal(each) for each in value) + "]"
     return repr(value)

@@ -22,11 +22,11 @@ MAX_MEMBERS = 512  # listed in a manifest, which they are the largest part of
 
 RUN_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
 BYTES: Final = "bytes"
-NUM_BYTES: Final = 256
-"""Tokens of a run of bytes."""
+NUM_BYTES: Final = 256  # tokens of a run of bytes
 SHARDS: Final = "shards"
 
 MAX_CONFIG_CHARS = 16 * 1024
+MAX_LAYERS = 1024  # lists are made of a link's, before it is known whether there is room for them
 
 _WEB_FOLDER = r"^((https://|http://(localhost|127\.0\.0\.1)[:/])[!-~]+)?$"
 Packing = Literal["concatenate", "best-fit"]
@@ -49,7 +49,7 @@ class ModelSection(_Section):
     """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU; its parameters start from the run's seed."""
 
     architecture: Literal["llama"] = Field("llama", description="this project's own Llama; needs torch alone")
-    layers: Positive = Field(2, description="transformer blocks")
+    layers: int = Field(2, gt=0, le=MAX_LAYERS, description="transformer blocks")
     hidden_size: Positive = Field(96, description="width of the residual stream")
     heads: Positive = Field(4, description="query heads; hidden_size / heads is the head size and must be even")
     kv_heads: Positive = Field(2, description="key/value heads; divides heads")
@@ -82,7 +82,7 @@ class PublishedSection(_Section):
     architecture: Literal["transformers"] = Field("transformers", description="a family of the library transformers")
     source: str = Field(min_length=1, max_length=512, description="folder or hub id it comes from, for people")
     revision: str = Field("", max_length=128, description="of the source, for people; the hashes below are what counts")
-    layers: Positive = Field(description="transformer blocks")
+    layers: int = Field(gt=0, le=MAX_LAYERS, description="transformer blocks")
     hidden_size: Positive = Field(description="width of what stages send each other")
     context: Positive = Field(description="tokens a sequence; at most the model's own")
     vocab_size: int = Field(ge=1, le=2**31 - 1, description="rows of the embedding")

@@ -41,6 +41,7 @@ from dilocox_peer.wire.hops import (
 )
 
 MAX_CHECKS = 2  # under way: each holds an output and a gradient
+LONGEST = 8  # times as long as another callee has for the same, and overdue_start_s more: whatever it says meanwhile
 
 
 class Downstream:
@@ -86,7 +87,7 @@ class Downstream:
         callee.outstanding += 1
         callee.calls.add(flight.call)
         flight.phase, flight.callee, flight.is_probed, flight.position = CallPhase.RESERVED, peer, False, MAX_WINDOW
-        flight.due = desk.now + self._patience(callee.grants, flight)
+        flight.due = self._due(callee.grants, flight)
         desk.mark(flight, "reserve")
         desk.send(peer, Reserve(*flight.id, flight.call, flight.round))
 
@@ -94,6 +95,23 @@ class Downstream:
         """Doubled with every attempt, so that a slow network is not taken for a broken one again and again."""
         cap_s = self._desk.timing.overdue_cap_s
         return min(times.patience_s * (1 << min(flight.moves + flight.probes, 8)), cap_s)
+
+    def _due(self, times: AnswerTimes, flight: Flight) -> float:
+        return min(self._desk.now + self._patience(times, flight), self._end_of_patience(flight))
+
+    def _end_of_patience(self, flight: Flight) -> float:
+        """When it goes elsewhere whatever its callee says. What a micro-batch is bound to stays until it is back: by words alone one callee
+        could keep a caller from stepping."""
+        now = self._desk.now
+        others = [
+            each.answers if flight.phase is CallPhase.SENT else each.grants
+            for peer, each in self._known.callees.items()
+            if peer != flight.callee and each.avoid_until <= now
+        ]
+        if not others:
+            return math.inf
+        longest_s = LONGEST * min(times.patience_s for times in others)
+        return flight.phase_since + self._desk.timing.overdue_start_s + longest_s
 
     def send_granted(self, flight: Flight) -> None:
         """Its forward is done: the output goes out, if there is a slot for it."""
@@ -118,7 +136,7 @@ class Downstream:
         flight = self._called(peer, step)
         if flight is not None and flight.phase is CallPhase.SENT:
             flight.phase_since = self._desk.now
-            flight.due = self._desk.now + self._patience(self._known.callees[peer].answers, flight)
+            flight.due = self._due(self._known.callees[peer].answers, flight)
 
     def take_returned(self) -> Flight | None:
         """The flight begun first whose gradient is here."""
@@ -228,7 +246,10 @@ class Downstream:
             self.close(flight)
             return
         desk, callees = self._desk, self._known.callees
-        if flight.is_probed or flight.probes >= desk.timing.patient_probes:
+        is_at_end = desk.now >= self._end_of_patience(flight)
+        if is_at_end:
+            self._shun(callees[peer])
+        if is_at_end or flight.is_probed or flight.probes >= desk.timing.patient_probes:
             others = any(other != peer and each.avoid_until <= desk.now for other, each in callees.items())
             if others:
                 flight.moves += 1
@@ -244,6 +265,13 @@ class Downstream:
         floor_s = desk.timing.overdue_floor_s
         flight.due = desk.now + callee.rtt_s + floor_s * (1 << min(flight.moves + flight.probes, 5))
         desk.send(peer, Reserve(*flight.id, flight.call, flight.round))
+
+    def _shun(self, callee: Callee) -> None:
+        """It kept something for far too long: it gets nothing for a while, for twice as long each time."""
+        timing = self._desk.timing
+        pause_s = min(timing.leaving_s * (1 << min(callee.late, 8)), timing.overdue_cap_s)
+        callee.late += 1
+        callee.avoid_until = max(callee.avoid_until, self._desk.now + pause_s)
 
     def _move(self, flight: Flight, reason: str) -> None:
         """To another callee, or parked until there is one. A linked old callee has been told."""
@@ -300,9 +328,9 @@ class Downstream:
             if message.position < flight.position:
                 flight.probes = 0
             flight.position = message.position
-            flight.due = self._desk.now + self._patience(callee.grants, flight)
+            flight.due = self._due(callee.grants, flight)
         elif flight.phase is CallPhase.SENT and flight.is_probed:
-            flight.due = self._desk.now + self._patience(callee.answers, flight)
+            flight.due = self._due(callee.answers, flight)
         flight.is_probed = False
 
     def on_refuse(self, peer: PeerId, message: Refuse, _: Body | None) -> None:

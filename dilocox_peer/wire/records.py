@@ -4,7 +4,6 @@ A lease or word begins with its name and its format; the others with their forma
 and signatures are what they seem is for who reads them to find out: dht/records.py, admission.py, peer/links/greeting.py.
 """
 
-from sys import float_info
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -21,6 +20,7 @@ MAX_WORD_BYTES = 256
 MAX_ADDRESSES = 8
 MAX_PUBLIC_NAME = 40  # characters
 MAX_PROTOCOL = 2**16
+MAX_SPEED = 1e12  # tokens a second: sums of them are shown, and stay numbers
 MAX_GRANT_BYTES = 256
 GRANT_ID_BYTES = 16
 MAX_USES = 10_000  # of one invitation; a run of more makes several
@@ -44,7 +44,7 @@ class LeaseForm(Declared, frozen=True, tag="lease"):
     incarnation: Number
     addresses: Addresses
     protocol: Annotated[int, Meta(ge=0, le=MAX_PROTOCOL)]
-    tokens_per_s: Annotated[float, Meta(ge=0, le=float_info.max)]
+    tokens_per_s: Annotated[float, Meta(ge=0, le=MAX_SPEED)]
     memory_bytes: Number
     reachability: Literal["direct", "relayed"]
     round: Number

@@ -5,12 +5,12 @@ from functools import partial
 
 from dilocox_peer.contract import Tick
 from dilocox_peer.peer.rounds.chain import Chain
-from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist, Received, StateInstalled
-from dilocox_peer.peer.rounds.durable import Durable, Votes
+from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist, Received, Send, StateInstalled
+from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.rounds import ChainPage, Heartbeat
+from dilocox_peer.wire.rounds import ChainPage, Heartbeat, ViewPropose, ViewSign
 from tests.unit.test_forks import GENESIS, OWNER, A, B, Branch, C, D, E, sign, verify
 
 
@@ -36,7 +36,7 @@ class Peer:
                 self.give(StateInstalled(action.head, action.state_digest))
 
     def shown(self, branch: Branch, *voices: PeerId) -> None:
-        """voices: who stands there, and says so for half a minute."""
+        """voices: who stands there, and says so for half a minute, or until the peer is there too."""
         place, page = branch.place, tuple(branch.certificates[1:])
         self.give(Received(voices[0], ChainPage(0, place.head, place.view, page, False)))
         for _ in range(30):
@@ -45,6 +45,8 @@ class Peer:
                 beat = Heartbeat(0, place.head, place.view, 1, place.height, place.round, 0, 1, 0, True, b"")
                 self.give(Received(voice, beat))
             self.give(Tick())
+            if self.machine.head == place.head:
+                return
 
 
 def test_who_leaves_a_branch_votes_no_more_at_any_head_of_it_where_it_may_have_voted() -> None:
@@ -80,3 +82,30 @@ def test_a_branch_that_was_worse_than_one_we_have_left_is_looked_at_anew() -> No
     assert peer.machine.head == third.place.head
     peer.shown(worse, A)
     assert peer.machine.head == worse.place.head
+
+
+def test_who_comes_back_to_a_head_signs_no_other_view_change_with_a_number_that_it_signed_there() -> None:
+    """However high the number was that another had it sign: two under one number are proof against an honest peer."""
+    start = Branch().start(A, B, C, D)
+    ours, theirs = start.fork().view(A, B, C, order=6), start.fork().view(B, C, D, order=7)
+    peer, number = Peer(A, ours), ours.place.view + 5 * LOST_VOTES_VIEWS
+
+    def signed(*roster: PeerId) -> list[ViewSign]:
+        peer.give(Tick())
+        peer.machine.sitting.view_changes.give_up(peer.now)
+        value, place, before = ours.place.view_change(roster), ours.place, len(peer.done)
+        peer.give(Received(B, ViewPropose(0, place.head, place.view, number, value)))
+        sent = (each.message for each in peer.done[before:] if isinstance(each, Send))
+        return [each for each in sent if isinstance(each, ViewSign)]
+
+    assert signed(A, B, C)
+    peer.shown(theirs, B, C, D)
+    assert peer.machine.head == theirs.place.head
+    for members, order in (
+        ((B, C), 8),
+        ((B,), 9),
+    ):  # the others part, and A's own branch has as many votes as theirs again
+        peer.shown(start.fork().view(*members, order=order), *members)
+    peer.shown(ours, B)
+    assert peer.machine.head == ours.place.head
+    assert not signed(A, B)

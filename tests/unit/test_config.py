@@ -94,3 +94,21 @@ def test_an_unsigned_or_changed_file_is_told_how_to_sign(tmp_path):
     path.write_text(signed.replace("total = 1600", "total = 64"))
     with pytest.raises(ConfigError, match="changed after it was signed"):
         read_signed_manifest(path)
+
+
+@pytest.mark.parametrize("eos", ["\n", "\x02", "\x7f", "a'\"\n", "</s>", "\u2028"])
+def test_a_run_file_that_is_written_is_read(eos):
+    manifest = preset("tiny", data={"tokenizer": "0" * 64, "eos": eos})
+    assert parse_toml(to_toml(manifest), source="run.toml") == manifest
+
+
+@pytest.mark.parametrize("digits", [30, 5000])
+def test_a_number_of_too_many_digits_is_named(digits):
+    text = to_toml(preset("tiny")).replace("total = 1600", "total = " + "9" * digits)
+    with pytest.raises(ConfigError, match=r"run\.toml"):
+        parse_toml(text, source="run.toml")
+
+
+def test_brackets_in_brackets_are_no_traceback():
+    with pytest.raises(ConfigError, match=r"run\.toml"):
+        parse_toml("x = " + "[" * 5000, source="run.toml")

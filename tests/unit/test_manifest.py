@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dilocox_peer.config import PRESETS, preset
-from dilocox_peer.errors import ConfigError, ManifestMismatch
+from dilocox_peer.errors import ConfigError, DilocoxError, ManifestMismatch
 from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
 from dilocox_peer.signing import SigningKey
 
@@ -76,3 +76,12 @@ def test_a_run_that_averages_all_to_all_is_the_run_it_was_before_there_were_slic
 def test_slices_are_refused_where_they_cannot_be(compression):
     with pytest.raises(ConfigError, match="slices"):
         preset("tiny", rounds={"averaging": "slices"}, compression=compression)
+
+
+def test_a_strangers_manifest_of_more_layers_than_are_plausible_is_refused():
+    """1.4 kB, of which lists of ten million layers were made before anybody was told."""
+    tiny = preset("tiny")
+    deep = tiny.model.model_copy(update={"layers": 10_000_000})
+    many = tiny.model_copy(update={"model": deep}).signed_by(SigningKey(bytes(32)))
+    with pytest.raises(DilocoxError, match="layers"):
+        Manifest.from_bytes(many.to_bytes(), run_id=many.run_id)

@@ -2,12 +2,14 @@
 
 import json
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from dilocox_peer.compression.sizes import raw_bytes
 from dilocox_peer.config import preset
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events_of_data import TextSampled
 from dilocox_peer.events_of_health import Trouble
@@ -20,6 +22,8 @@ from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.web.document import MAX_CONTRIBUTORS, MAX_MAP_PEERS, MAX_NAME, MAX_SAMPLE, RunPage, figures
 from dilocox_peer.web.facts import Holder, RunFacts, StageFacts
 from dilocox_peer.web.history import COUNTED_OF, MAX_POINTS, PastRound, StageHistory, closed_at, loss_of, thinned
+from dilocox_peer.web.server import Shown
+from dilocox_peer.web.watcher import holders_of
 from dilocox_peer.wire.chain import Averaged, Certificate, Entry, Report, Result, Value
 from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.directives import Directive
@@ -319,3 +323,24 @@ def test_an_empty_run_has_a_document_and_figures():
     known = {name: value for name, _, value in figures(document)}
     assert known["peers"] == known["round"] == 0
     assert "train_loss" not in known
+
+
+def test_speeds_whose_sum_is_no_number_stop_no_page():
+    def lease(number: int, speed: float) -> Lease:
+        """As the directory reads it."""
+        peer = SigningKey(bytes([number]) * 32).peer_id
+        return Lease.from_bytes(Lease(peer, 0, 1, (), 1, speed, 0, "direct", 1).to_bytes(), peer=peer, expires_s=2e9)
+
+    def facts(leases: list[Lease], at_s: float) -> RunFacts:
+        return RunFacts(at_s, "", (StageFacts((), holders_of(leases, {each.peer for each in leases}), ()),))
+
+    shown = Shown(RunPage(preset("tiny").signed_by(SigningKey(bytes(32)))))
+    leases = [lease(1, 1000.0)]
+    shown.put(shown.page.take(facts(leases, 1.0)))
+    before = shown.number
+    for number in (2, 3):
+        with suppress(ValueError):  # no directory takes it
+            leases.append(lease(number, 1.7e308))
+    shown.put(shown.page.take(facts(leases, 2.0)))
+    assert shown.number > before
+    json.loads(shown.raw)

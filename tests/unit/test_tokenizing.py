@@ -401,3 +401,12 @@ def test_a_mix_that_says_nothing_is_refused(tmp_path, monkeypatch, wish):
     Path("a.txt").write_text("text")
     with pytest.raises(ConfigError, match="--mix"):
         run_tokenize(TokenizeFlags(paths=(Path("a.txt"),), mix=(wish,)))
+
+
+def test_shards_do_not_go_where_text_is_read(tmp_path):
+    """Made anew, they would be read as text, what is held out among it."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("text " * 1000)
+    with pytest.raises(ConfigError, match="a folder beside it"):
+        made(tmp_path / "data", tmp_path / "data" / "shards", tokenizer=None, eos="")
+    assert not (tmp_path / "data" / "shards").exists()

@@ -5,7 +5,9 @@ could not go on from. Which chains are known says healing.py, how far a better o
 replayed and what fetched whole replay.py and anchorage.py.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from dilocox_peer.contract import Note
@@ -63,6 +65,9 @@ class Adoption:
         self.anchor = anchor
         self.now = now
         self._left = durable.left if durable is not None else ()
+        self._signed: OrderedDict[Digest, int] = (
+            OrderedDict()
+        )  # the highest view change that we signed at each of the newest heads
         self._ahead = 0  # the highest round of a better chain met so far
         self._again: Certificate | None = None  # its Apply waits for a contribution that our disk has lost
         self.sent_ahead: Digest | None = None  # see send_ahead
@@ -295,10 +300,17 @@ class Adoption:
     def _first_votes(self) -> Votes:
         """At a new head; where we have been before and voted, and left for another branch, no vote is given again."""
         place = self._chain.place
-        return sealed_votes(place.head, place.view) if place.head in self._left else Votes(place.head)
+        if place.head not in self._left:
+            return Votes(place.head)
+        votes = sealed_votes(place.head, place.view)  # whose number others may have outrun
+        return replace(votes, view_change_signed=max(votes.view_change_signed, self._signed.get(place.head, 0)))
 
     def _arrive(self, certificates: Sequence[Certificate]) -> list[Action]:
         """What every change of head brings with it."""
+        votes = self.sitting.seat.votes
+        self._signed[votes.head] = max(votes.view_change_signed, self._signed.pop(votes.head, 0))
+        while len(self._signed) > MAX_LEFT:
+            self._signed.popitem(last=False)
         self.sitting = self._sit(self._first_votes())
         self.healing.rebase()
         actions: list[Action] = []

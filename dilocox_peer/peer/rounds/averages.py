@@ -16,11 +16,7 @@ from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, Sl
 from dilocox_peer.peer.rounds.gathering import Gathering
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.membership import Members
-from dilocox_peer.peer.rounds.named import (
-    Named,
-    are_passed_over,
-    told_apart,
-)
+from dilocox_peer.peer.rounds.named import Named, are_passed_over, told_apart
 from dilocox_peer.peer.rounds.overheard import Overheard
 from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.slices import averagers, ranked
@@ -285,9 +281,12 @@ class Slicing:
             actions += self._want_slices(entry, own, now)
         gathered = [table for table in entries if self._is_gathered(table, own)]
         self.gathering.look(entries, self._everyone(now), now)
-        waited = self._seat.owner.conduct.waited_for(self._seat.place.roster) - {each.peer for each in entries.values()}
+        trusted = self._seat.owner.conduct.waited_for(self._seat.place.roster)
+        waited = trusted - {each.peer for each in entries.values()}
         is_awaited = now < self.offers_due and any(self._members.may_offer(peer, now) for peer in waited)
-        is_all = len(gathered) == len(entries) and not is_awaited
+        # One that does not deliver what it offers is not waited for: our word of the others' would be late in every round.
+        coming = {blob for blob, each in entries.items() if each.peer in trusted}
+        is_all = coming <= set(gathered) and not is_awaited
         self._num_heard += self.gathering.hold(gathered)
         actions += self.gathering.say(now, is_all=is_all, is_late=now >= self.late_at)
         if batch is not None and self._current is not None:

@@ -9,8 +9,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol, assert_never
+from weakref import WeakValueDictionary
 
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError, ThingUnavailable
@@ -31,6 +32,8 @@ from dilocox_peer.peer.rounds.contract import (
     FetchState,
     ForgetBlobs,
     Input,
+    OwnerSpoke,
+    OwnerVouched,
     PeerRefused,
     PeerUnreached,
     Persist,
@@ -58,6 +61,7 @@ _logger = logging.getLogger(__name__)
 MAX_INPUTS = 4096
 MAX_QUEUED_BYTES = 8 * 1024 * 1024  # of messages in wire form; decoded they take some times as much
 MAX_REPEATED = 3072  # of what is said again anyway, messages and progress: beyond, it is dropped
+_REPEATED = (Received, BytesCame, PeerUnreached, PeerRefused, RoundProgress, OwnerSpoke, OwnerVouched)
 SEND_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 3600.0
 BLOB_STALL_S = 10.0  # a source that sends nothing for so long is left for the next one
@@ -115,6 +119,7 @@ class RoundDriver:
         self._fetching: dict[Digest, asyncio.Task[None]] = {}
         self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
         self._doubted_slots = asyncio.Semaphore(1)  # of those that often do not deliver: they wait for each other only
+        self._alone: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()  # who is asked, and nobody else
         self._bundles: dict[bool, Bundles] = {}  # of what is small; of who often does not deliver apart
         self._bytes_at: dict[PeerId, float] = {}  # when it was told that some came
         self._carrying = Carrying()
@@ -179,12 +184,9 @@ class RoundDriver:
         self._put(happened)
 
     def _put(self, happened: Input) -> bool:
-        """Whether it was queued. What others send, and what is told ten times a second while a disk is slow, never takes the
-        room of what happens once: a contribution fetched, a round closed."""
-        if (
-            isinstance(happened, Received | BytesCame | PeerUnreached | RoundProgress)
-            and self.inputs.qsize() >= MAX_REPEATED
-        ):
+        """Whether it was queued. What others send, what is told ten times a second while a disk is slow, and what is read again
+        with every look at the directory, never takes the room of what happens once: a contribution fetched, a round closed."""
+        if isinstance(happened, _REPEATED) and self.inputs.qsize() >= MAX_REPEATED:
             return False
         self.inputs.put_nowait(happened)
         return True
@@ -305,7 +307,7 @@ class RoundDriver:
                 within_s = BLOB_TIMEOUT_S if action.within_s is None else action.within_s
                 self.post(await self._within(within_s, self.bundled(action)) or BlobMissing(action.blob))
                 return
-            async with self._doubted_slots if action.doubted else self._fetch_slots:
+            async with self._slot(action):
                 self.post(await self._within(action.within_s, self.fetched(action)) or BlobMissing(action.blob))
         except Exception as error:  # a task boundary: the machine asks again or goes on without the blob
             self._note_failure("fetch of a contribution", error)
@@ -313,6 +315,16 @@ class RoundDriver:
         finally:
             if self._fetching.get(action.blob) is asyncio.current_task():
                 del self._fetching[action.blob]
+
+    @asynccontextmanager
+    async def _slot(self, action: FetchBlob) -> AsyncIterator[None]:
+        """Of a peer that alone is asked for several things (slices of what it made, offers of several incarnations) one comes at a time:
+        with a byte now and then it would take all slots, and nobody's contribution come."""
+        async with AsyncExitStack() as stack:
+            if len(action.sources) == 1:
+                await stack.enter_async_context(self._alone.setdefault(action.sources[0], asyncio.Lock()))
+            await stack.enter_async_context(self._doubted_slots if action.doubted else self._fetch_slots)
+            yield
 
     async def _within(self, seconds: float | None, answer: Awaitable[Input]) -> Input | None:
         try:

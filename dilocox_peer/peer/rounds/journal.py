@@ -1,5 +1,6 @@
 """rounds.log on disk: the shell of durable.py. Appends and flushes; what has grown it compacts, with older certificates in rounds.past."""
 
+import errno
 import os
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from dilocox_peer.wire.chain import Certificate
 
 COMPACT_BYTES = 4 * 1024 * 1024  # by which the log has grown
 KEPT = 640  # newest certificates that stay in the log, and in memory: more than are replayed (replay.py)
+CLOSE_S = 5.0  # for a write that is under way
 PAST = ".past"  # of the file of blocks beside the log
 
 
@@ -96,6 +98,7 @@ class Journal:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         sweep_parts(path.parent)
         self._path = path
+        self._writing, self._is_closed = threading.Lock(), False
         self.store = BlockFile.at(path.with_suffix(PAST))
         try:
             self._begin(genesis)
@@ -128,6 +131,15 @@ class Journal:
     def write(self, durable: Durable) -> Sequence[Block]:
         """Appends one record; it is durable when this returns. Gives back the blocks that all older certificates are in, if more have
         gone into some: a chain need not keep them in memory. Raises OSError: the log is as it was, and it may be tried again."""
+        with self._writing:
+            try:
+                self._check_open()
+                return self._write(durable)
+            finally:
+                if self._is_closed:
+                    self._shut()
+
+    def _write(self, durable: Durable) -> Sequence[Block]:
         if isinstance(durable.appended, Certificates) and durable.appended.store is self.store:
             return self._become(durable, durable.appended)
         record = encode_record(durable)
@@ -163,6 +175,24 @@ class Journal:
         self.loaded = LoadedLog(None, 0, "")
 
     def close(self) -> None:
+        """A write that is under way is waited for, but not for ever: whoever opens the log next must not have it replaced by an older one, nor
+        does a write that comes to that later."""
+        self._is_closed = True
+        if self._writing.acquire(timeout=CLOSE_S):
+            try:
+                self._shut()
+            finally:
+                self._writing.release()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OSError(errno.EBADF, "the log of rounds is closed")
+
+    def _replace(self) -> None:
+        self._check_open()
+        replace_file(self._path, self._parts(), mode=0o600)
+
+    def _shut(self) -> None:
         self._file.close()
         self.store.close()
 
@@ -176,7 +206,7 @@ class Journal:
         self._left = newest_left(self._left, durable.left)
         try:
             self.store.sync()
-            replace_file(self._path, self._parts(), mode=0o600)
+            self._replace()
         except OSError:
             self._past, self._newest, self._votes, self._checkpoint, self._left = before
             raise
@@ -224,7 +254,7 @@ class Journal:
             for block in blocks:
                 self._past.add(block)
             self._newest = newest[len(old) :]
-            replace_file(self._path, self._parts(), mode=0o600)
+            self._replace()
         except OSError:
             self._past, self._newest = before, newest
             raise

@@ -240,6 +240,8 @@ class OuterOptimizer:
         offered = self._offered
         if own and offered is None:
             raise RuntimeError(f"round {round_number} settles an offer of ours, and none is out")
+        # What nobody worked for weighs nothing in the mean: were it settled, what it carries of earlier rounds' residual would be nowhere.
+        own = own and offered is not None and offered.micro_batches > 0
         weighed: WeighedContributions | CertifiedMean
         if are_results:
             assert self._cut is not None, "results of a run that averages all to all"

@@ -1,0 +1,114 @@
+"""A callee that never grants a slot, and says SlotWait now and then: it must not keep its caller's micro-batches for ever."""
+
+import random
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+
+from dilocox_peer.contract import Tick
+from dilocox_peer.pipeline.contract import (
+    Backward,
+    BackwardDone,
+    Forward,
+    ForwardDone,
+    HopReceived,
+    HopSend,
+    Linked,
+    StepNow,
+    Stepped,
+    StepSent,
+)
+from dilocox_peer.pipeline.scheduler import Scheduler
+from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import Cancel, Grad, HopStatus, Reserve, SlotGrant, SlotWait, Step
+
+HONEST, LIAR = PeerId("honest"), PeerId("aliar")
+GOOD_S = 60.0  # for so long the liar answers as others do
+
+
+def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 1800) -> tuple[int, int, int]:
+    """(steps of an origin with two callees, in the last half of the time; micro-batches that the liar has at the end; how long the oldest)."""
+    now = 0.0
+    machine = Scheduler(
+        me=PeerId("me"),
+        incarnation=1,
+        stage=0,
+        num_stages=2,
+        mode=mode,
+        accumulate=4,
+        max_slots=16,
+        rng=random.Random(1),
+        now=0.0,
+    )
+    todo: list[tuple[PeerId, Any, bytes | None]] = []
+    kept: dict[int, tuple[Reserve, float]] = {}  # of the liar
+    position = {"n": 60_000}
+    calls: list[int] = []
+
+    def take(actions: Sequence[object]) -> None:
+        for each in actions:
+            if not isinstance(each, HopSend):
+                continue
+            peer, message = each.peer, each.message
+            if isinstance(message, Step):
+                take(machine.handle(StepSent(peer, message), now))
+            is_good = peer == HONEST or now < GOOD_S
+            if is_good and isinstance(message, Reserve):
+                todo.append((peer, SlotGrant(*message.id, message.call), None))
+            if is_good and isinstance(message, Step):
+                todo.append((peer, Grad(*message.id, message.call, 1.0, 0), b"g"))
+            if not is_good and isinstance(message, Reserve):
+                kept.setdefault(message.call, (message, now))
+                if lie == "moves up":  # each time it is asked, and only then
+                    position["n"] -= 1
+                    todo.append((LIAR, SlotWait(*message.id, message.call, position["n"]), None))
+                if lie == "works":  # takes the body, and says that it works on it when it is asked
+                    todo.append((LIAR, SlotGrant(*message.id, message.call), None))
+                    if calls.count(message.call):
+                        todo[-1] = (LIAR, SlotWait(*message.id, message.call, 0), None)
+                    calls.append(message.call)
+            if peer == LIAR and isinstance(message, Cancel):
+                kept.pop(message.call, None)
+
+    for peer in (HONEST, LIAR):
+        take(machine.handle(Linked(peer, 1), now))
+        status = HopStatus(1, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1)
+        take(machine.handle(HopReceived(peer, status), now))
+    steps = 0
+    for second in range(seconds):
+        now = float(second)
+        take(machine.handle(Tick(), now))
+        if lie == "unasked":
+            for kept_one, _ in list(kept.values()):
+                todo.append((LIAR, SlotWait(*kept_one.id, kept_one.call, 1), None))
+        for _ in range(200):  # all that can be done in this second
+            if todo:
+                peer, message, body = todo.pop(0)
+                take(machine.handle(HopReceived(peer, message, body), now))
+                continue
+            work, actions = machine.next_work(now)
+            take(actions)
+            if work is None:
+                break
+            match work:
+                case Forward(id_):
+                    take(machine.handle(ForwardDone(id_, b"y", 0.1), now))
+                case Backward(id_):
+                    take(machine.handle(BackwardDone(id_, None, 1.0, 0.1), now))
+                case StepNow():
+                    steps += second >= seconds // 2
+                    take(machine.handle(Stepped(0.1), now))
+                case _:
+                    take(machine.handle(Stepped(0.1), now))
+    oldest = max((now - since for _, since in kept.values()), default=0.0)
+    return steps, len(kept), int(oldest)
+
+
+@pytest.mark.parametrize("mode", ["carry", "flush"])
+@pytest.mark.parametrize("lie", ["silent", "unasked", "moves up", "works"])
+def test_a_callee_that_grants_nothing_stops_nobody(mode: Literal["carry", "flush"], lie: str) -> None:
+    steps, held, oldest = played(mode, lie)
+    assert steps > 5000, (
+        f"{steps} steps in the last quarter of an hour; the liar has {held}, the oldest for {oldest} s"
+    )  # of about 10,500 that the honest one alone makes in this toy
