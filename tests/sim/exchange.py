@@ -9,7 +9,7 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.rounds import Message
 
 from .outer_world import OuterWorld
-from .world import PLAN, Network, certificates_of
+from .world import PLAN, Network, Node, certificates_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Even(OuterWorld):
     def fetch_s(self, typical_s: float) -> float:
         return typical_s * (0.9 + 0.2 * self.rng.random())
 
-    def hang_s(self, action: FetchBlob) -> float:
+    def hang_s(self, _node: Node, action: FetchBlob) -> float:
         if not self.waits_behind:
             return 0.0
         source, seconds = action.sources[0], self.network.blob_s

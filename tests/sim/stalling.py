@@ -61,7 +61,7 @@ class StallingWorld(World):
         turned = {"has_turned": property(lambda _machine: self.has_turned), "codec": "topk"}
         return type("Turned", (MODES[self.mode],), turned)
 
-    def hang_s(self, action: FetchBlob) -> float:
+    def hang_s(self, node: Node, action: FetchBlob) -> float:
         """A hostile source is left when it has said nothing for so long."""
         if self.mode != "hangs" or not self.has_turned:
             return 0.0

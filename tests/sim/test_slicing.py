@@ -201,7 +201,7 @@ class _SlowForAWhile(World):
     slow: frozenset[PeerId] = frozenset()
     longer_s = 1.5 * ROUND_S
 
-    def hang_s(self, action: FetchBlob) -> float:
+    def hang_s(self, node: Node, action: FetchBlob) -> float:
         is_slice = action.part is not None and action.part.kind == "slice"
         return self.longer_s if is_slice and action.sources and action.sources[0] in self.slow else 0.0
 

@@ -41,6 +41,7 @@ from dilocox_peer.peer.rounds.contract import (
 )
 from dilocox_peer.peer.rounds.directing import Authority
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
+from dilocox_peer.peer.rounds.fetch_slots import FetchSlots
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.notary import Notary, NotaryTerms
 from dilocox_peer.peer.rounds.seats import SeatTerms
@@ -216,6 +217,8 @@ class Node:
         self.orphaned: set[Unit] = set()
         self.offered: set[Unit] = set()
         self.fetches: dict[Digest, int] = {}
+        self.slots: FetchSlots | None = None
+        self.is_looking = False  # at what takes long
         self.queue: deque[Apply] = deque()
         self.applying = False
         self.ticking_at, self.ticks = float("inf"), 0
@@ -258,6 +261,7 @@ class Node:
         self.pending, self.produced, self.orphaned, self.offered = set(), set(), set(), set()
         self.queue.clear()
         self.fetches.clear()
+        self.slots, self.is_looking = FetchSlots() if world.has_slots else None, False
         self.applying = False
         self.crash_after = None
         self.ticking_at = float("inf")
@@ -329,11 +333,11 @@ class Node:
                 world.checks.persists(self, durable)
                 self.disk.log += encode_record(durable)
             case FetchBlob():
-                serial = self.fetches[action.blob] = self.fetches.get(action.blob, 0) + 1
-                delay_s = world.fetch_s(world.network.blob_s) + world.hang_s(action)
-                if action.within_s is not None:
-                    delay_s = min(delay_s, action.within_s)
-                self.later(delay_s, lambda: self.fetched_blob(action, serial))
+                self.fetches[action.blob] = self.fetches.get(action.blob, 0) + 1
+                if self.slots is None or (action.part is not None and action.part.kind == "table"):
+                    self._fetch(action)
+                else:
+                    self._fetch_all(self.slots.ask(action, world.now))
             case AverageSlice():
                 base = self._base_of(action.slice)
                 if base and not action.base and base in self.disk.blobs and not self.is_hostile:
@@ -356,10 +360,35 @@ class Node:
         sharing = self.machine.sitting.seat.place.sharing
         return Digest(b"" if sharing is None else sharing.base(index))
 
+    def _fetch_all(self, actions: list[FetchBlob]) -> None:
+        for action in actions:
+            self._fetch(action)
+        if self.slots is not None and self.slots.is_anything_waiting and not self.is_looking:
+            self.is_looking = True
+            self.later(1.0, self._look)
+
+    def _look(self) -> None:
+        assert self.slots is not None
+        self.is_looking = False
+        self._fetch_all(self.slots.look(self.world.now))
+
+    def _fetch(self, action: FetchBlob) -> None:
+        world, serial = self.world, self.fetches[action.blob]
+        delay_s = world.fetch_s(world.network.blob_s) + world.hang_s(self, action)
+        if action.within_s is not None:
+            delay_s = min(delay_s, action.within_s)
+        self.later(delay_s, lambda: self.fetched_blob(action, serial))
+
     def fetched_blob(self, action: FetchBlob, serial: int) -> None:
-        world = self.world
         if self.fetches.get(action.blob) != serial:
             return  # it was asked for elsewhere since
+        self._end_fetch(action)
+        if self.slots is not None:
+            has_come = action.blob in self.disk.blobs
+            self._fetch_all(self.slots.ended(action.blob, self.world.now, has_come=has_come))
+
+    def _end_fetch(self, action: FetchBlob) -> None:
+        world = self.world
         del self.fetches[action.blob]
         blob = self.disk.blobs.get(action.blob)
         if blob is not None:  # verified when it was stored, or our own
@@ -641,6 +670,7 @@ class World(Clockwork):
         self.encode_messages = False
         self.average_s = MAX_APPLY_S  # that averaging a slice takes at most
         self.slices = 0  # in which contributions are averaged; 0: all to all
+        self.has_slots = False  # things are fetched a few at once, as a peer does
         self.is_crowded = False  # machines are busy: inputs wait together, and ticks come late
         self._crowd = random.Random(seed)  # beside rng: a seed's faults are the same in a crowd
         self._machine = machine
@@ -674,7 +704,7 @@ class World(Clockwork):
     def machine_type(self, peer: PeerId) -> type[RoundMachine]:
         return self._machine
 
-    def hang_s(self, action: FetchBlob) -> float:
+    def hang_s(self, node: Node, action: FetchBlob) -> float:
         """How much longer a fetch takes than the network would have it."""
         return 0.0
 

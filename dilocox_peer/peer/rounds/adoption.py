@@ -232,6 +232,8 @@ class Adoption:
         if certificate.value.kind == "round":
             notes = self.sitting.settle(certificate, self.now, is_newest=path is None or path.tip == certificate.head)
             self._owner.directing.certified()
+        else:
+            self.sitting.broken_off(self.now)
         for name in certificate.value.blobs:
             self._holdings.certified(name, certificate.value.round)
         self._append([certificate])

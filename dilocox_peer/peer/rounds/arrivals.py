@@ -319,15 +319,16 @@ class Arrivals:
         """The fetch of what a proposal names, or of part, to start now, if any."""
         others = self._members.reachable(peer for peer in sources if peer != self._seat.me)
         is_doubted = self._conduct.is_doubted(thing.holder) or self._conduct.owes(thing.holder)
+        within_s = self._seat.pace.exchange_s
         if thing.slice is not None:
-            is_doubted, part = False, BlobPart("result", thing.slice)
+            is_doubted, part, within_s = False, BlobPart("result", thing.slice), self._seat.pace.result_s
         return [
             *self._holdings.want(
                 thing.name,
                 others,
                 round_number=self._seat.place.round + 1,
                 now=now,
-                within_s=self._seat.pace.exchange_s,
+                within_s=within_s,
                 doubted=is_doubted and len(sources) == 1,  # its author, or who may have it of a member that is cut off
                 elsewhere=elsewhere,
                 early=early,
@@ -374,6 +375,17 @@ class Arrivals:
                 )
         for entry in certified:
             conduct.worked(entry.peer, entry.micro_batches, self._began_at, now)
+
+    def broken_off(self, now: float) -> None:
+        """No round came of these offers: what was waited for to the end, and is not here, is not waited for again without end."""
+        if self.ended_at is None or now < self._blobs_due:
+            return
+        for peer in self._members.alive(now):
+            entry = self.offers.get(peer)
+            if entry is None or peer == self._seat.me or self._is_here(entry.blob, now):
+                continue
+            if (lacking := self._lacking(entry.blob, now)) is not None:
+                self._conduct.undelivered(peer, lacking, due_at=now, waited_until=now, has_failed=True)
 
     def leader_is_late(self, now: float) -> bool:
         """Whether who leads first has had its time. It may have waited for what came last: a line that is slow here is likely to

@@ -12,6 +12,7 @@ decides. Two signatures under different results of one slice stay as a proof tha
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from dilocox_peer.peer.rounds.conduct import NO_RESULT
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, SliceAveraged
 from dilocox_peer.peer.rounds.gathering import Gathering
 from dilocox_peer.peer.rounds.holdings import Holdings
@@ -23,15 +24,7 @@ from dilocox_peer.peer.rounds.slices import averagers, ranked
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.peer.rounds.words import Words
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import (
-    VOUCHING,
-    Certificate,
-    Entry,
-    Result,
-    SliceOutcome,
-    Value,
-    inputs_of,
-)
+from dilocox_peer.wire.chain import VOUCHING, Certificate, Entry, Result, SliceOutcome, Value, inputs_of
 from dilocox_peer.wire.rounds import Average, Averages, Gathered, Inputs
 
 MAX_ASKED = 4  # inputs that one leader may name at one head
@@ -64,7 +57,7 @@ class Slicing:
         self._gathered_by_all: frozenset[Digest] | None = None
         self._may: dict[PeerId, bool] = {}
         self._own_drawn: list[int] | None = None
-        self._missed: dict[Digest, int] = {}  # of residuals, fetches in vain before: their holders may be back
+        self._missed: dict[Digest, tuple[int, float]] = {}  # of residuals, fetches in vain before we asked, and when
         self._num_heard = 0
         self.offers_due = self.late_at = FOREVER  # offers, and contributions on their way, are waited for no longer
 
@@ -320,19 +313,22 @@ class Slicing:
         return actions
 
     def _want(
-        self, name: Digest, part: BlobPart, sources: Iterable[PeerId], now: float, *, perhaps: Iterable[PeerId] = ()
-    ) -> list[Action]:
-        """The fetch to start now, if any. sources: that should have it; perhaps: that may, and are asked after them, however well they behave."""
-        if not self._holdings.may_want(name, now):
+        self, name: Digest, part: BlobPart, sources: Iterable[PeerId], now: float,
+        *, perhaps: Iterable[PeerId] = (), elsewhere: bool = False,
+    ) -> list[Action]:  # fmt: skip
+        """The fetch to start now, if any. sources: that should have it; perhaps: that may, and are asked after them, however well they behave.
+        elsewhere: others had been asked before, of whom it did not come."""
+        if not elsewhere and not self._holdings.may_want(name, now):
             return []
         best_first = self._seat.owner.conduct.best_first
         others = [peer for group in (sources, perhaps) for peer in best_first(group) if peer != self._seat.me]
-        within_s = self._seat.pace.exchange_s
+        pace = self._seat.pace
+        within_s = pace.exchange_s if part.kind in ("table", "slice") else pace.result_s
         return [
             *self._holdings.want(
-                name, others, round_number=self._seat.place.round + 1, now=now, within_s=within_s, part=part
+                name, others, round_number=self._seat.place.round + 1, now=now, within_s=within_s, part=part, elsewhere=elsewhere,
             )
-        ]
+        ]  # fmt: skip
 
     def _average(self, inputs: Digest, batch: Named, own: Sequence[int], now: float) -> list[Action]:
         tables, actions = [entry.blob for entry in batch.entries], list[Action]()
@@ -349,7 +345,9 @@ class Slicing:
                 holders = [peer for peer, _ in self._sharing.results[index].by]
                 actions += self._want(residual, BlobPart("residual", index), holders, now, perhaps=self._seat.others)
                 tries = self._holdings.failures(residual)
-                if tries < TRIES + self._missed.setdefault(residual, tries) and not self._holdings.is_refused(residual):
+                before, since = self._missed.setdefault(residual, (tries, now))
+                most = TRIES if now < since + self._seat.pace.result_s else 1
+                if tries < most + before and not self._holdings.is_refused(residual):
                     continue
                 base = b""
             batch.under_way.add(index)
@@ -369,11 +367,12 @@ class Slicing:
         actions: list[Action] = []
         for index in range(self._sharing.count):
             result = self.words.result(batch, index)
-            self.words.look(batch, index)
+            self.words.look(batch, index, now, self._seat.pace.result_s)
             self._num_heard += batch.settle(index, now, is_settled=result is not None)
             if result is not None:
                 by = [peer for peer, _ in result.by]
-                actions += self._want(result.blob, BlobPart("result", index), by, now, perhaps=self._seat.others)
+                part, others = BlobPart("result", index), result.blob in batch.tried
+                actions += self._want(result.blob, part, by, now, perhaps=self._seat.others, elsewhere=others)
         return actions
 
     # ---- what became of it ----
@@ -383,29 +382,30 @@ class Slicing:
         value, conduct = certificate.value, self._seat.owner.conduct
         if (batch := self._batches.get(inputs_of(value.entries))) is None:
             return
-        silent = {peer for each in self._batches.values() for peer in self._idle(each, now)}
+        then = now - self.patience_s
+        silent = {
+            peer for each in self._batches.values() for peer in each.idle(self._orders, then, self.gathering.holds)
+        }
         if now >= self.late_at:
             drawn = {peer for order in self._orders for peer in order[:VOUCHING]}
             silent |= {peer for peer in drawn if not self.gathering.has_spoken(peer)}
         for peer in sorted(silent - {self._seat.me}):
             if self._members.takes_part(peer, now):
                 conduct.silent(peer)
-        for index, result in enumerate(value.results):
-            for peer, (outcome, _) in batch.said.get(index, {}).items():
-                if outcome != result.outcome and outcome.base == result.base:
-                    conduct.strike(peer, "averaged", f"came to another result of slice {index} than others did")
-        for peer in sorted({peer for peer, _ in batch.misers}):
+        for peer, index in batch.contradicting(value.results):
+            conduct.strike(peer, "averaged", f"came to another result of slice {index} than others did")
+        for peer in sorted(batch.failing):
             if self._members.takes_part(peer, now):
                 conduct.withheld(peer)
 
-    def _idle(self, batch: Named, now: float) -> set[PeerId]:
-        """Those that say they hold all of what was named, and have not averaged it in the time that there is for it."""
-        if now <= batch.since + self.patience_s:
-            return set()
-        tables = {each.blob for each in batch.entries}
-        pairs = ((index, peer) for index, order in enumerate(self._orders) for peer in order[:VOUCHING])
-        late = {peer for index, peer in pairs if peer not in batch.said.get(index, {})}
-        return {peer for peer in late if self.gathering.holds(peer, tables)}
+    def broken_off(self, now: float) -> None:
+        """A view change is certified here: who withheld what it came to is left none, or it would hold up what follows too."""
+        for batch in self._batches.values():
+            for peer in sorted(
+                batch.failing if 2 * len(batch.took) > len(batch.known) else ()
+            ):  # else it is our own line
+                if self._members.takes_part(peer, now):
+                    self._seat.owner.conduct.strike(peer, "averaged", NO_RESULT)
 
     # ---- what it comes to ----
 
@@ -454,13 +454,10 @@ class Slicing:
             batch = batch if now < batch.since + 8 * self.patience_s else None
         mine = [each for each in entries if each.blob not in self._given_up]
         may_name = self._named[self._seat.me] < MAX_ASKED  # whoever named more with each word is soon not listened to
-        if batch is None or (may_name and self._is_outgrown(batch, mine, now)):
+        if batch is None or (may_name and batch.is_outgrown(mine, now - self._seat.timing.retry_s)):
             return mine
         is_gone = any(self._holdings.is_refused(each.blob) or each.blob in self._given_up for each in batch.entries)
         return mine if is_gone else batch.entries
-
-    def _is_outgrown(self, batch: Named, mine: Sequence[Entry], now: float) -> bool:
-        return 3 * len(batch.entries) < 2 * len(mine) and now >= batch.since + self._seat.timing.retry_s
 
     def _holds_up(self, batch: Named, table: Digest, now: float) -> bool:
         """Whether we asked in vain, again and again, for a slice of it that nobody has averaged yet."""
@@ -469,10 +466,9 @@ class Slicing:
 
     def taken_over(self, now: float) -> None:
         """Another is to lead: by no fault of those before, if what they named has long been without a result."""
-        batch = self._batch
-        self._is_averaged_late |= batch is not None and any(
-            batch.open_s(index, now) >= self.patience_s for index in range(self._sharing.count)
-        )
+        if (batch := self._batch) is not None:
+            open_s = max(batch.open_s(index, now) for index in range(self._sharing.count))
+            self._is_averaged_late |= open_s >= self.patience_s
 
     def excuses(self, now: float) -> bool:
         """Whether no leader is to blame for the time that it took: what was named has no result, had none until just now, or not in time."""

@@ -127,8 +127,8 @@ class Conduct:
         return record is not None and bool(record.owed)
 
     def best_first(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        """Sources in this order, those that stood out badly in any way last: who does not deliver may keep us waiting for it."""
-        return sorted(peers, key=lambda peer: self.is_doubted(peer) or not self.leads(peer))
+        """Sources in this order, those that stood out badly in any way later, and those last that do not deliver: they may keep us waiting."""
+        return sorted(peers, key=lambda peer: (not self.averages(peer), not self.leads(peer)))
 
     def leads(self, peer: PeerId) -> bool:
         """Whether its turn is waited for."""

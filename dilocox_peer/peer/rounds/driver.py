@@ -9,9 +9,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Protocol, assert_never
-from weakref import WeakValueDictionary
 
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError, ThingUnavailable
@@ -45,6 +44,7 @@ from dilocox_peer.peer.rounds.contract import (
 )
 from dilocox_peer.peer.rounds.disk import until_written
 from dilocox_peer.peer.rounds.durable import Durable
+from dilocox_peer.peer.rounds.fetch_slots import CONCURRENT_FETCHES, FetchSlots
 from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.outbox import Outbox
@@ -65,7 +65,7 @@ _REPEATED = (Received, BytesCame, PeerUnreached, PeerRefused, RoundProgress, Own
 SEND_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 3600.0
 BLOB_STALL_S = 10.0  # a source that sends nothing for so long is left for the next one
-CONCURRENT_FETCHES = 4
+LOOK_S = 1.0  # at what is late, while other things wait for its place
 BYTES_EVERY_S = 0.5  # is told, at most, that bytes come from a peer
 MAX_BYTES_FROM = 512  # peers of which it is remembered
 
@@ -117,9 +117,8 @@ class RoundDriver:
         self._queued_bytes = 0
         self._refusals = Refusals()
         self._fetching: dict[Digest, asyncio.Task[None]] = {}
-        self._fetch_slots = asyncio.Semaphore(CONCURRENT_FETCHES)
-        self._doubted_slots = asyncio.Semaphore(1)  # of those that often do not deliver: they wait for each other only
-        self._alone: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()  # who is asked, and nobody else
+        self._slots = FetchSlots()
+        self._looking: asyncio.TimerHandle | None = None
         self._bundles: dict[bool, Bundles] = {}  # of what is small; of who often does not deliver apart
         self._bytes_at: dict[PeerId, float] = {}  # when it was told that some came
         self._carrying = Carrying()
@@ -199,13 +198,17 @@ class RoundDriver:
             self._bundles = {False: self._bundles_of(tasks, CONCURRENT_FETCHES), True: self._bundles_of(tasks, 1)}
             self._outbox = Outbox(tasks, self._transport_send, self._on_send_failure)
             happened: Input = Tick()
-            while True:
-                for action in self.handled(happened, loop.time()):
-                    await self._carry_out(action)
-                self._on_change()
-                if not isinstance(happened, Tick):
-                    self.inputs.task_done()
-                happened = await self._next_input()
+            try:
+                while True:
+                    for action in self.handled(happened, loop.time()):
+                        await self._carry_out(action)
+                    self._on_change()
+                    if not isinstance(happened, Tick):
+                        self.inputs.task_done()
+                    happened = await self._next_input()
+            finally:
+                if self._looking is not None:
+                    self._looking.cancel()
 
     def _bundles_of(self, tasks: asyncio.TaskGroup, at_once: int) -> Bundles:
         return Bundles(
@@ -260,8 +263,10 @@ class RoundDriver:
             case FetchBlob():
                 if (slow := self._fetching.get(action.blob)) is not None:
                     slow.cancel()  # other sources instead; the fetch that is started now answers
-                name = f"fetch {action.blob.hex()[:8]}"
-                self._fetching[action.blob] = self._tasks.create_task(self._fetch_blob(action), name=name)
+                if self._is_bundled(action):
+                    self._fetch(action)
+                else:
+                    self._fetch_all(self._slots.ask(action, asyncio.get_running_loop().time()))
             case AverageSlice():
                 self._tasks.create_task(self._average(action), name=f"average slice {action.slice}")
             case Apply():
@@ -301,30 +306,38 @@ class RoundDriver:
             self._note_failure("state fetch", error)
             self.post(StateMissing(action.head))
 
+    def _fetch_all(self, actions: Iterable[FetchBlob]) -> None:
+        for action in actions:
+            self._fetch(action)
+        if self._slots.is_anything_waiting and self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        self._fetch_all(self._slots.look(asyncio.get_running_loop().time()))
+
+    def _fetch(self, action: FetchBlob) -> None:
+        assert self._tasks is not None
+        self._fetching[action.blob] = self._tasks.create_task(
+            self._fetch_blob(action), name=f"fetch {action.blob.hex()[:8]}"
+        )
+
     async def _fetch_blob(self, action: FetchBlob) -> None:
+        """Cancelled where another fetch has taken its place, or nothing is fetched any more."""
+        answer: Input = BlobMissing(action.blob)
         try:
             if self._is_bundled(action):
                 within_s = BLOB_TIMEOUT_S if action.within_s is None else action.within_s
-                self.post(await self._within(within_s, self.bundled(action)) or BlobMissing(action.blob))
-                return
-            async with self._slot(action):
-                self.post(await self._within(action.within_s, self.fetched(action)) or BlobMissing(action.blob))
+                answer = await self._within(within_s, self.bundled(action)) or answer
+            else:
+                answer = await self._within(action.within_s, self.fetched(action)) or answer
         except Exception as error:  # a task boundary: the machine asks again or goes on without the blob
             self._note_failure("fetch of a contribution", error)
-            self.post(BlobMissing(action.blob))
-        finally:
-            if self._fetching.get(action.blob) is asyncio.current_task():
-                del self._fetching[action.blob]
-
-    @asynccontextmanager
-    async def _slot(self, action: FetchBlob) -> AsyncIterator[None]:
-        """Of a peer that alone is asked for several things (slices of what it made, offers of several incarnations) one comes at a time:
-        with a byte now and then it would take all slots, and nobody's contribution come."""
-        async with AsyncExitStack() as stack:
-            if len(action.sources) == 1:
-                await stack.enter_async_context(self._alone.setdefault(action.sources[0], asyncio.Lock()))
-            await stack.enter_async_context(self._doubted_slots if action.doubted else self._fetch_slots)
-            yield
+        if self._fetching.get(action.blob) is asyncio.current_task():
+            del self._fetching[action.blob]
+        self.post(answer)
+        now = asyncio.get_running_loop().time()
+        self._fetch_all(self._slots.ended(action.blob, now, has_come=isinstance(answer, BlobHeld)))
 
     async def _within(self, seconds: float | None, answer: Awaitable[Input]) -> Input | None:
         try:

@@ -6,8 +6,9 @@ contradict, hold a slice up for as long as it takes the next in order to step in
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from statistics import median
 
 from dilocox_peer.contract import Note
 from dilocox_peer.events_of_rounds import AveragesDiffer
@@ -17,25 +18,31 @@ from dilocox_peer.peer.rounds.slices import supporters
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import VOUCHING, Entry, Result, SliceOutcome, Value, average_statement, inputs_of
 
+LATE, LATE_S = (
+    4.0,
+    6.0,
+)  # times as long as others' results, and no sooner: of two sources the second may be asked after 5 s
 SliceWords = dict[PeerId, tuple[SliceOutcome, bytes]]
 """What each member says of a slice, with its signature."""
 
 
 @dataclass(slots=True)
 class Named:
-    """said: of each slice. settled: slices whose result is known and to be had, by now; known: that ever were. opened: since when others are not. settled_at: when the last one was.
-    misers: who said of a slice what was then asked for in vain. tried: how often, of each such result."""
+    """said: of each slice. settled: slices whose result is known and to be had, by now; known: since when, of all that ever were. opened: since when others are not. settled_at: when the last one was.
+    misers: who said of a slice what was then asked for in vain, or did not come. tried: how often, of each such result. failing: those of them of whom a fetch came to nothing. took: of others' results that are here, seconds since they were known."""
 
     entries: tuple[Entry, ...]
     since: float
     said: dict[int, SliceWords] = field(default_factory=dict)
     under_way: set[int] = field(default_factory=set)
     settled: set[int] = field(default_factory=set)
-    known: set[int] = field(default_factory=set)
+    known: dict[int, float] = field(default_factory=dict)
     opened: dict[int, float] = field(default_factory=dict)
     settled_at: float = 0.0
     misers: set[tuple[PeerId, int]] = field(default_factory=set)
     tried: dict[Digest, int] = field(default_factory=dict)
+    failing: set[PeerId] = field(default_factory=set)
+    took: dict[int, float] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     told: set[tuple[int, frozenset[PeerId]]] = field(default_factory=set)
     is_untold: bool = False  # something of ours
@@ -45,9 +52,26 @@ class Named:
         """How long a slice has had no result."""
         return 0.0 if index in self.settled else now - self.opened.get(index, self.since)
 
+    def is_outgrown(self, others: Sequence[Entry], then: float) -> bool:
+        """Whether these are so many more that they are named instead, if this was named before then."""
+        return 3 * len(self.entries) < 2 * len(others) and self.since <= then
+
     def is_open(self, count: int, then: float) -> bool:
         """Whether some of so many slices had no result then, or one that was not to be had at first."""
         return len(self.settled) < count or self.settled_at > then or bool(self.tried)
+
+    def came(self, index: int, now: float) -> None:
+        """A result that others say is here."""
+        if index not in self.took and index in self.known:
+            self.took[index] = now - self.known[index]
+
+    def is_late(self, index: int, now: float, most_s: float) -> bool:
+        """Whether a result that is known and not here takes far longer than most others did, or longer than most_s."""
+        if index not in self.known or index in self.took:
+            return False
+        if len(self.took) > len(self.known) // 2:
+            most_s = min(most_s, max(LATE_S, LATE * median(self.took.values())))
+        return now >= self.known[index] + most_s
 
     def settle(self, index: int, now: float, *, is_settled: bool) -> bool:
         """Notes whether a slice has a result by now; whether that is otherwise than before."""
@@ -57,11 +81,34 @@ class Named:
             self.settled.add(index)
             self.settled_at = now
             self.is_news |= index not in self.known  # once a slice: whoever says it piece by piece holds nobody up
-            self.known.add(index)
+            self.known.setdefault(index, now)
         else:
             self.settled.discard(index)
             self.opened[index] = now
         return True
+
+    # ---- who is to blame ----
+
+    def idle(
+        self, orders: Sequence[Sequence[PeerId]], then: float, holds: Callable[[PeerId, Set[Digest]], bool]
+    ) -> set[PeerId]:
+        """Those that say they hold all of what was named, first in the order of a slice, and have not averaged it in the time that there is for
+        it: if this was named before then."""
+        if then <= self.since:
+            return set()
+        tables = {each.blob for each in self.entries}
+        pairs = ((index, peer) for index, order in enumerate(orders) for peer in order[:VOUCHING])
+        late = {peer for index, peer in pairs if peer not in self.said.get(index, {})}
+        return {peer for peer in late if holds(peer, tables)}
+
+    def contradicting(self, results: Sequence[Result]) -> list[tuple[PeerId, int]]:
+        """Members, with the slice, that said that it comes to something else, from the same residual."""
+        return [
+            (peer, index)
+            for index, result in enumerate(results)
+            for peer, (outcome, _) in self.said.get(index, {}).items()
+            if outcome != result.outcome and outcome.base == result.base
+        ]
 
 
 def result_of(said: SliceWords, order: Sequence[PeerId]) -> Result | None:

@@ -114,3 +114,9 @@ class Sitting:
         if self.ballots.proposed_at is not None:
             pace.observe_ballot(now - self.ballots.proposed_at)
         return notes
+
+    def broken_off(self, now: float) -> None:
+        """A view change is certified here."""
+        self.arrivals.broken_off(now)
+        if self.slicing is not None:
+            self.slicing.broken_off(now)

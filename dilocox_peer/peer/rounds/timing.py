@@ -160,6 +160,11 @@ class Pace:
         return max(self._timing.exchange_floor_s, 2 * self.round_s) if self.round_s else self._timing.offer_wait_cap_s
 
     @property
+    def result_s(self) -> float:
+        """How long what a slice came to, or goes on from, may take to get here, which is a small part of what an exchange brings."""
+        return max(self._timing.exchange_floor_s / 4, self.round_s) if self.round_s else self.exchange_s
+
+    @property
     def degrade_s(self) -> float:
         """How long a lost quorum, or a quorum without progress, is waited for."""
         return max(self._timing.degrade_s, 2 * (self.round_s or 0.0))

@@ -23,13 +23,23 @@ class Words:
         """What is signed here of a slice."""
         return average_statement(self._seat.place.stage, self._seat.place.head, inputs, index, outcome)
 
-    def look(self, batch: Named, index: int) -> None:
-        """Notes who said what was asked for in vain so often that others are to average the slice. One that says the same later may have it."""
-        for outcome in {outcome for outcome, _ in batch.said.get(index, {}).values()}:
-            failures = self._holdings.failures(outcome.blob)
-            if failures >= batch.tried.get(outcome.blob, 0) + self._seat.timing.blob_tries:
-                batch.tried[outcome.blob] = failures
-                batch.misers.update((peer, index) for peer, word in batch.said[index].items() if word[0] == outcome)
+    def look(self, batch: Named, index: int, now: float, within_s: float) -> None:
+        """Notes who said what was asked for in vain so often, or takes so long, that others are to average the slice. One that says the same
+        later may have it."""
+        said = batch.said.get(index, {})
+        outcomes = {outcome for outcome, _ in said.values()}
+        if self._seat.me not in said and any(self._holdings.has(outcome.blob) for outcome in outcomes):
+            batch.came(index, now)
+        is_late, is_over = batch.is_late(index, now, within_s), now >= batch.known.get(index, now) + within_s
+        for outcome in outcomes:
+            failures, before = self._holdings.failures(outcome.blob), batch.tried.get(outcome.blob, 0)
+            sayers = {peer for peer, word in said.items() if word[0] == outcome}
+            is_in_vain = failures >= before + self._seat.timing.blob_tries
+            if is_in_vain or (is_late and not before):
+                batch.tried[outcome.blob] = max(failures, 1)
+                batch.misers.update((peer, index) for peer in sayers)
+            if is_in_vain or (is_over and failures):
+                batch.failing |= sayers
 
     def lost(self, batch: Named, index: int) -> set[PeerId]:
         """Those whose words of a slice do not count, as what they say is no mean, or nowhere to be had."""
