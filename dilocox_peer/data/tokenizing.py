@@ -93,10 +93,9 @@ def make_shards(
 
     Raises ConfigError; what was done until then stays and is gone on with.
     """
+    out = order.out.resolve()
     for path in order.paths:
-        if path.is_dir() and order.out.resolve().is_relative_to(
-            path.resolve()
-        ):  # made anew, shards would be read as text
+        if path.is_dir() and out.is_relative_to(path.resolve()):  # made anew, shards would be read as text
             raise ConfigError(f"--out {order.out} lies within {path}, which is read: name a folder beside it")
     try:
         with _chat_of(order) as chat:

@@ -1,7 +1,6 @@
 """A stay that ends because p2pd died may leave its journal's thread at work: it does not replace the log that the next stay has opened."""
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ def test_a_write_that_is_under_way_is_over_before_another_opens_the_log(
     assert second.loaded.durable is not None
     go_on.set()
     writing.join(5)
-    time.sleep(0.05)
     promised = Votes(head, promised=7)
     second.write(Durable(len(stage.certificates), (), promised))  # durable, and told to others
     second.close()

@@ -65,9 +65,8 @@ class Adoption:
         self.anchor = anchor
         self.now = now
         self._left = durable.left if durable is not None else ()
-        self._signed: OrderedDict[Digest, int] = (
-            OrderedDict()
-        )  # the highest view change that we signed at each of the newest heads
+        # The number of the highest view change that we signed at each of the newest heads.
+        self._signed: OrderedDict[Digest, int] = OrderedDict()
         self._ahead = 0  # the highest round of a better chain met so far
         self._again: Certificate | None = None  # its Apply waits for a contribution that our disk has lost
         self.sent_ahead: Digest | None = None  # see send_ahead

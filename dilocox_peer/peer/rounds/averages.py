@@ -401,9 +401,8 @@ class Slicing:
     def broken_off(self, now: float) -> None:
         """A view change is certified here: who withheld what it came to is left none, or it would hold up what follows too."""
         for batch in self._batches.values():
-            for peer in sorted(
-                batch.failing if 2 * len(batch.took) > len(batch.known) else ()
-            ):  # else it is our own line
+            is_our_line = 2 * len(batch.took) <= len(batch.known)
+            for peer in () if is_our_line else sorted(batch.failing):
                 if self._members.takes_part(peer, now):
                     self._seat.owner.conduct.strike(peer, "averaged", NO_RESULT)
 

@@ -18,10 +18,8 @@ from dilocox_peer.peer.rounds.slices import supporters
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import VOUCHING, Entry, Result, SliceOutcome, Value, average_statement, inputs_of
 
-LATE, LATE_S = (
-    4.0,
-    6.0,
-)  # times as long as others' results, and no sooner: of two sources the second may be asked after 5 s
+LATE = 4.0  # times as long as others' results
+LATE_S = 6.0  # and no sooner: of two sources the second may be asked after 5 s
 SliceWords = dict[PeerId, tuple[SliceOutcome, bytes]]
 """What each member says of a slice, with its signature."""
 

@@ -251,7 +251,7 @@ class OuterOptimizer:
                 self._layout, blobs, weights, norm_clip=self._settings.norm_clip, norms=norms, beacon=head
             )
         if weighed.is_void:
-            # Anchor and momentum stay; of an offer that was in it (nobody has trained) nothing is left to settle.
+            # Anchor and momentum stay; an offer of ours that was in it, and counts nothing, is settled.
             shift_N, needed = torch.zeros_like(self.anchor_N), 0
             state = replace(self._state, head=head, round=round_number)
             if own and offered is not None:
