@@ -10,7 +10,7 @@ from typing import Protocol
 from dilocox_peer.contract import Leaving, Note, Tick
 from dilocox_peer.events import Event, short
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import HopMessage, MicroBatchId, Step
+from dilocox_peer.wire.hops import Grad, HopMessage, MicroBatchId, Step
 
 
 class Body(Protocol):
@@ -47,6 +47,22 @@ class HopReceived:
     message: HopMessage
     body: Body | None = None
     wire_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRefused:
+    """The body of a caller's Step was not taken: it is not what its stage can have computed."""
+
+    peer: PeerId
+    message: Step
+
+
+@dataclass(frozen=True, slots=True)
+class GradRefused:
+    """The body of a callee's Grad was not taken."""
+
+    peer: PeerId
+    message: Grad
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +170,8 @@ class Shifted:
 
 
 HopInput = (
-    Tick | HopReceived | StepSent | Linked | Unlinked | RoundTrip | ForwardDone | BackwardDone | Stepped | Rounds | Replicas
-    | Hold | PauseWanted | Compared | Shifted | Leaving
+    Tick | HopReceived | StepRefused | GradRefused | StepSent | Linked | Unlinked | RoundTrip | ForwardDone | BackwardDone
+    | Stepped | Rounds | Replicas | Hold | PauseWanted | Compared | Shifted | Leaving
 )  # fmt: skip
 
 # ---- what the torch thread does; each is answered by one input before the next is asked for -------------------------

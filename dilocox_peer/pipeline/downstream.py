@@ -7,6 +7,7 @@ When a callee
 
     is late            it is asked whether it still knows (`_overdue`); silent, or late again and again: elsewhere
     refuses            it is left alone for a while, and the call goes elsewhere (`on_refuse`)
+    lies               what it answers cannot be: the same (`refuse`)
     dies               its link goes down: all its calls go elsewhere, what it had is sent again (`lost`)
     forgot the call    it grants again when asked, and gets the body again (`on_grant`)
 
@@ -22,7 +23,15 @@ import math
 import random
 
 from dilocox_peer.pipeline.checks import Checks
-from dilocox_peer.pipeline.contract import Body, Compare, Compared, GradientsCompared, GradientsFalse, MicroBatchResent
+from dilocox_peer.pipeline.contract import (
+    Body,
+    Compare,
+    Compared,
+    GradientsCompared,
+    GradientsFalse,
+    GradRefused,
+    MicroBatchResent,
+)
 from dilocox_peer.pipeline.flight import CallPhase, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose
@@ -342,6 +351,19 @@ class Downstream:
         callee.avoid_until = max(callee.avoid_until, self._desk.now + pause_s)
         flight.asked.discard(peer)  # what it refused it has no answer to
         self._move(flight, "refused")
+
+    def refuse(self, refused: GradRefused) -> None:
+        """Its answer is wanted no more: another callee has it to do."""
+        peer, grad = refused.peer, refused.message
+        if not self.awaits(peer, grad):
+            return
+        flight, callee = self._calls[grad.call], self._known.callees.get(peer)
+        flight.asked.discard(peer)
+        if callee is None or flight.callee != peer:
+            return
+        callee.avoid_until = max(callee.avoid_until, self._desk.now + self._desk.timing.refused_s)
+        self._desk.send(peer, Cancel(*flight.id, flight.call))
+        self._move(flight, "not taken")
 
     def awaits(self, peer: PeerId, message: Grad) -> bool:
         """Whether it had a call of ours that this answers."""

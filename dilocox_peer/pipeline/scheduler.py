@@ -31,6 +31,7 @@ from dilocox_peer.pipeline.contract import (
     Compared,
     Forward,
     ForwardDone,
+    GradRefused,
     Hold,
     HopAction,
     HopInput,
@@ -48,6 +49,7 @@ from dilocox_peer.pipeline.contract import (
     Shifted,
     StepNow,
     Stepped,
+    StepRefused,
     StepSent,
     Turn,
     Unlinked,
@@ -128,6 +130,8 @@ class Scheduler:
         self._inputs: dict[type, Callable[[Any], None]] = {
             Tick: self._tick,
             HopReceived: self._received,
+            StepRefused: self.callers.refuse,
+            GradRefused: self._calls.refuse,
             StepSent: self._step_sent,
             Linked: self._linked,
             Unlinked: self._unlinked,
@@ -138,10 +142,10 @@ class Scheduler:
             Rounds: self._set_rounds,
             Replicas: self._set_replicas,
             Hold: self._set_hold,
-            PauseWanted: self._set_paused,
+            PauseWanted: lambda wanted: self.callers.pause(wanted.is_paused),
             Compared: self._calls.compared,
             Shifted: self._shifted,
-            Leaving: self._leaving,
+            Leaving: lambda _: self.callers.leave(),
         }
         self._of_callers: dict[type, Callable[[PeerId, Any, Body | None], None]] = {
             hops.Reserve: self.callers.on_reserve,
@@ -317,12 +321,6 @@ class Scheduler:
 
     def _set_hold(self, hold: Hold) -> None:
         self._is_held = hold.is_held
-
-    def _set_paused(self, paused: PauseWanted) -> None:
-        self.callers.pause(paused.is_paused)
-
-    def _leaving(self, _: Leaving) -> None:
-        self.callers.leave()
 
     # ---- the next work ----
 

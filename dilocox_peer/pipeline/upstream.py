@@ -8,7 +8,7 @@ that asking again does nothing twice. What is computed of a flight between READY
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from dilocox_peer.pipeline.contract import Body
+from dilocox_peer.pipeline.contract import Body, StepRefused
 from dilocox_peer.pipeline.flight import RECENT, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood
 from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots
@@ -190,6 +190,14 @@ class Upstream:
         if message.window != caller.window:
             caller.window = message.window
             self.resize()
+
+    def refuse(self, refused: StepRefused) -> None:
+        """Its caller is told, who would ask for minutes what became of it, and the slot is free."""
+        step = refused.message
+        flight = self.flights.get((refused.peer, step.call))
+        if flight is not None and flight.state is State.GRANTED and flight.id == step.id:
+            self._expel(flight, "not taken")
+            self.grant()
 
     def on_ack(self, peer: PeerId, message: GradAck, _: Body | None) -> None:
         self._answers.forget(self._answer_key((peer, message.call), message.id))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from dilocox_peer.pipeline.contract import Backward, HopReceived, Work
+from dilocox_peer.pipeline.contract import Backward, GradRefused, HopReceived, StepRefused, Work
 from dilocox_peer.pipeline.downstream import Downstream
 from dilocox_peer.pipeline.flight import CallPhase, Flight, State
 from dilocox_peer.pipeline.scheduler import Scheduler
@@ -117,6 +117,26 @@ class _LosesCalls(Downstream):
         flight.phase, flight.callee, flight.due = CallPhase.GRANTED, None, float("inf")
 
 
+class _ForgetsTheRefused(Upstream):
+    """Tells a caller that its body is not taken, and keeps the slot."""
+
+    def refuse(self, refused: StepRefused) -> None:
+        flight = self.flights.get((refused.peer, refused.message.call))
+        super().refuse(refused)
+        if flight is not None and flight.key is not None and flight.key not in self.flights:
+            self._slots._held.add(flight.key)
+
+
+class _LosesWhatItRefuses(Downstream):
+    """Takes no answer of a callee for what it has, and has nobody else do it."""
+
+    def refuse(self, refused: GradRefused) -> None:
+        flight = self._calls.get(refused.message.call)
+        if flight is not None and flight.callee == refused.peer:
+            flight.phase, flight.due = CallPhase.GRANTED, float("inf")
+            flight.asked.discard(refused.peer)
+
+
 class _DropsWithoutRelease(Scheduler):
     """Gives a micro-batch up and lets its activations lie."""
 
@@ -140,5 +160,7 @@ FAULTS: dict[str, type[Scheduler]] = {
     "a body without a grant": _SendsUngranted,
     "a slot never freed": _with(callers_type=_ForgetsToFree),
     "calls lost with the dead": _with(calls_type=_LosesCalls),
+    "the slot of a refused body kept": _with(callers_type=_ForgetsTheRefused),
+    "calls lost whose answer was refused": _with(calls_type=_LosesWhatItRefuses),
     "activations never released": _DropsWithoutRelease,
 }

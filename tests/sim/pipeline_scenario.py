@@ -75,6 +75,7 @@ def build(seed: int, *, machine: type[Scheduler] = Scheduler, download_bps: floa
         max_slots=rng.choice((2, 8, 64)), latency_s=rng.choice((0.0, 0.005, 0.02, 0.2)),
         rate_bps=rng.choice((1e8, 1e7, 4e6)), service_s=rng.choice((0.3, 0.6, 1.0)), jitter=rng.choice((0.0, 0.2)),
         step_s=rng.choice((0.001, 0.05)), speeds=speeds, timing=TIMING, download_bps=download_bps,
+        refused=rng.choice((0.0, 0.0, 0.02, 0.2)),
     )  # fmt: skip
     return PipelineWorld(seed, settings, machine=machine, is_encoding=seed % 10 == 0)
 
@@ -166,6 +167,7 @@ def _leave(world: PipelineWorld, node: Node, after_s: float) -> None:
 def _quiet(world: PipelineWorld) -> PipelineOutcome:
     """No more faults, everyone up and linked: what was issued comes back, and every origin goes on completing."""
     world.trace("faults stop")
+    world.refused = 0.0
     for node in world.nodes.values():
         if node.is_up and node.machine is not None and node.machine.is_leaving:
             world.kill(node)

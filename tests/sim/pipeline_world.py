@@ -21,6 +21,7 @@ from dilocox_peer.pipeline.contract import (
     Compared,
     Forward,
     ForwardDone,
+    GradRefused,
     Hold,
     HopAction,
     HopInput,
@@ -37,6 +38,7 @@ from dilocox_peer.pipeline.contract import (
     Shifted,
     StepNow,
     Stepped,
+    StepRefused,
     StepSent,
     Turn,
     Unlinked,
@@ -93,6 +95,7 @@ class Settings:
     jitter: float = 0.0
     step_s: float = 0.001
     download_bps: float = 0.0  # limit of the bodies that each peer grants; 0: none
+    refused: float = 0.0  # share of the bodies that are not taken
     speeds: tuple[float, ...] = ()  # of all peers, stage after stage; empty: all 1
     timing: HopTiming = field(default_factory=HopTiming)
 
@@ -396,6 +399,8 @@ class PipelineWorld(Clockwork):
         self.link_bps: dict[frozenset[PeerId], float] = {}  # where it differs
         self.site_names: dict[PeerId, str] = {}  # as volunteers give them
         self.down: set[frozenset[PeerId]] = set()
+        self.refused = settings.refused  # until the faults end
+        self._luck = random.Random(-seed - 1)
         self._sessions: Counter[frozenset[PeerId]] = Counter()
         self._free_at: dict[tuple[PeerId, PeerId], float] = {}
         self._queued: Counter[tuple[PeerId, PeerId]] = Counter()
@@ -498,7 +503,14 @@ class PipelineWorld(Clockwork):
             if isinstance(body, Toy):
                 self._queued[ends] -= 1
             self.checks.received(node, sender.peer, message)
-            node.feed(HopReceived(sender.peer, message, body if isinstance(body, Toy) else None, wire_s))
+            is_refused = isinstance(message, Step | Grad) and self._luck.random() < self.refused
+            match message:
+                case Step() if is_refused:
+                    node.feed(StepRefused(sender.peer, message))
+                case Grad() if is_refused:
+                    node.feed(GradRefused(sender.peer, message))
+                case _:
+                    node.feed(HopReceived(sender.peer, message, body if isinstance(body, Toy) else None, wire_s))
 
         self.at(self._free_at[ends] + self.latency_s(pair), arrive)
 

@@ -16,16 +16,18 @@ LAYOUTS = ((2, 2), (4,) * 4, (3, 2, 4), (6, 2), (1, 5), (4,) * 8)
 BATCH = 50
 # Where a fault shows itself first; found by `python -m tests.sim.replay_pipeline 0 --to 400 --fault NAME`.
 FIRST_SEED = {
-    "a slot freed twice": 4,
-    "a third version": 1,
+    "a slot freed twice": 0,
+    "a third version": 0,
     "a backward with another version": 0,
-    "a late duplicate counted": 4,
-    "answers cached by id alone": 25,
+    "a late duplicate counted": 2,
+    "answers cached by id alone": 20,
     "a gradient of an earlier output": 105,
     "a body without a grant": 0,
     "a slot never freed": 0,
-    "calls lost with the dead": 1,
-    "activations never released": 5,
+    "calls lost with the dead": 0,
+    "the slot of a refused body kept": 5,
+    "calls lost whose answer was refused": 5,
+    "activations never released": 4,
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 
+from dilocox_peer.errors import ProtocolError
 from dilocox_peer.events import Event
 from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.peer.links.bench import Bench
@@ -136,6 +137,31 @@ def test_a_body_that_nobody_let_come_says_nothing_of_what_is_usual(middle: Middl
             middle.hear(stranger, Step(*id_, call, 1, 8), weak)
     middle.receive("a", 5, 5)
     assert middle.bench.awaits(PeerId("b"), Step(*id_, 50, 1, 8)) is False
+
+
+def test_a_caller_whose_activations_are_too_strong_is_told_so(middle: MiddlePeer):
+    body = BodyFormat.of(manifest_of(3, schedule="carry"))
+    strong = body.pack_hidden(50 * torch.ones(body.batch, body.tokens, body.width))
+    strong += body.pack_targets(torch.zeros(body.batch, body.tokens, dtype=torch.int64))
+    for number in range(4):
+        middle.receive("a", number, number)
+    id_ = MicroBatchId(PeerId("head"), 1, 9)
+    middle.hear("a", Reserve(*id_, 9, 1))
+    with pytest.raises(ProtocolError, match="activations of strength 50"):
+        middle.hear("a", Step(*id_, 9, 1, 8), strong)
+    middle.flush()
+    assert (PeerId("a"), Refuse(*id_, 9, "not taken")) in middle.sent
+
+
+def test_a_gradient_with_the_wrong_size_is_done_again(middle: MiddlePeer):
+    id_ = middle.receive("a", 7, 1)
+    assert middle.loop.train_on()
+    call = middle.granted(id_)
+    middle.flush()
+    with pytest.raises(ProtocolError):
+        middle.hear("z", Grad(*id_, call, 1.0, 0), middle.gradient[:-1])
+    middle.flush()
+    assert (PeerId("z"), Cancel(*id_, call)) in middle.sent
 
 
 def test_a_micro_batch_that_one_caller_gives_up_and_another_has_sent_keeps_its_activations(middle: MiddlePeer):

@@ -14,6 +14,7 @@ from dilocox_peer.pipeline.contract import (
     BackwardDone,
     Forward,
     ForwardDone,
+    GradRefused,
     Hold,
     HopAction,
     HopReceived,
@@ -33,6 +34,7 @@ from dilocox_peer.pipeline.contract import (
     Shifted,
     StepNow,
     Stepped,
+    StepRefused,
     StepSent,
     Turn,
     Unlinked,
@@ -218,6 +220,37 @@ def test_a_slot_whose_body_does_not_come_is_taken_back() -> None:
     bench.get(UP, Reserve(*id_of(1), 1, 0))
     assert (UP, Refuse(*id_of(1), 1, "expired")) in bench.tick(121.0)
     assert bench.machine.slots_in_use == 0
+
+
+def test_a_caller_whose_body_is_not_taken_is_told_at_once_and_its_slot_goes_to_the_next() -> None:
+    """Else it asks what became of it, is told to wait, and both are without a slot for minutes."""
+    bench = last(max_slots=1)
+    bench.get(UP, Reserve(*id_of(1), 1, 0))
+    bench.get(UP, Reserve(*id_of(2), 2, 0))
+    refused = StepRefused(UP, Step(*id_of(1), 1, 0, 4))
+    assert bench.says(refused) == [(UP, Refuse(*id_of(1), 1, "not taken")), (UP, SlotGrant(*id_of(2), 2))]
+    assert bench.says(refused) == []  # it is over
+    assert bench.says(StepRefused(UP, Step(*id_of(1), 2, 0, 4))) == []  # another call's number
+
+
+def test_what_a_callee_answers_wrongly_another_callee_has_to_do() -> None:
+    bench = origin().link(DOWN2)
+    id_, callee, call = bench.call()
+    other = DOWN2 if callee == DOWN else DOWN
+    grad = Grad(*id_, call, 1.0, 0)
+    assert bench.says(GradRefused(other, grad)) == []  # it was not asked
+    assert bench.says(GradRefused(callee, grad)) == [(callee, Cancel(*id_, call)), (other, Reserve(*id_, call, 0))]
+    assert not bench.machine.awaits(callee, grad)
+    bench.get(other, SlotGrant(*id_, call))
+    bench.get(other, grad, b"dx")
+    assert isinstance(bench.work()[0], Backward)
+
+
+def test_what_the_only_callee_answers_wrongly_it_has_to_do_again_later() -> None:
+    bench = origin()
+    id_, callee, call = bench.call()
+    assert bench.says(GradRefused(callee, Grad(*id_, call, 1.0, 0))) == [(callee, Cancel(*id_, call))]
+    assert (callee, Reserve(*id_, call, 0)) in bench.tick(2.0)
 
 
 def test_a_caller_with_too_much_outstanding_is_refused() -> None:

@@ -70,7 +70,7 @@ class Exchange:
         return self._bodies.opens_at
 
     def take(self, peer: PeerId, raw: bytes, body: memoryview, wire_s: float) -> None:
-        """A frame of a neighbour, which took wire_s to come in. Raises ProtocolError, and takes nothing of it then."""
+        """A frame of a neighbour, which took wire_s to come in. Raises ProtocolError, and takes nothing of it then, but that its body was refused."""
         if peer in self.banned:
             raise ProtocolError(peer, "the run's owner has banned it")
         if self._admission is not None:  # it was let in when it greeted; it may have been put out since
@@ -85,6 +85,10 @@ class Exchange:
                 likeness = self._activations if isinstance(last, Step) else self._gradients
                 reason = likeness.why_not(peer, self._body.strength(body), time.monotonic())
             if reason is not None:
+                if isinstance(last, Step):
+                    self._bench.take_in(contract.StepRefused(peer, last))
+                else:
+                    self._bench.take_in(contract.GradRefused(peer, last))
                 raise ProtocolError(peer, reason)
         elif len(body):
             raise ProtocolError(peer, f"{len(body)} bytes behind a message that has none")
