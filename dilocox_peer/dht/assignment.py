@@ -15,6 +15,10 @@ from dilocox_peer.types import PeerId, canonical, sha256
 from dilocox_peer.wire.chain import MAX_ROSTER
 
 PATIENCE_S = 45.0  # with an empty stage, in which whoever left may come back; for each turn before ours
+UNLINKED_S = (
+    600.0  # a stage beside ours of whose peers none is linked for so long counts as empty: leases are anybody's words
+)
+MAX_TURNS = 4  # who comes later than that in the order comes in one of as many turns more, drawn: those before it may be leases and no more
 MOST_COUNTED = 4.0  # of a peer's throughput, times the usual
 FAR, ALIKE_S = 3.0, 0.01  # of ways there and back: times the shortest, and what makes no difference
 REFUSED_S = 12.0  # with one of which the leases name peers whose processes are gone: their computers say so
@@ -168,6 +172,8 @@ def take_over(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: i
     if not empty or not claimant.is_dialable or claimant.peer not in order or not stages[mine]:
         return None, 0
     turn, which = divmod(order.index(claimant.peer), len(empty))
+    if turn >= MAX_TURNS:
+        turn = MAX_TURNS + sha256(claimant.peer.encode())[0] % MAX_TURNS
     return empty[which], turn
 
 
@@ -185,6 +191,7 @@ class EmptyStages:
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}
+        self._unlinked_since: dict[int, float] = {}
 
     def to_take_over(
         self,
@@ -194,11 +201,16 @@ class EmptyStages:
         *,
         linked: Collection[int],
         refused: Collection[int] = (),
+        beside: Collection[int] = (),
         now: float,
     ) -> int | None:
         """The stage that claimant should move to now. linked: stages of peers that it is linked with; they are not empty,
-        whatever the leases say. refused: stages whose leases were left out because all their peers refuse connections. now: seconds,
-        of any clock that does not go back."""
+        whatever the leases say. refused: stages whose leases were left out because all their peers refuse connections. beside: stages
+        whose peers are to be linked with it. now: seconds, of any clock that does not go back."""
+        unlinked = [stage for stage in beside if stages[stage] and stage not in linked]
+        self._unlinked_since = {stage: self._unlinked_since.get(stage, now) for stage in unlinked}
+        squatted = [stage for stage, since in self._unlinked_since.items() if now - since >= UNLINKED_S]
+        stages = {**stages, **dict.fromkeys(squatted, ())}
         empty = [stage for stage, leases in stages.items() if not leases and stage not in linked]
         self._since = {stage: self._since.get(stage, now) for stage in empty}
         stage, turn = take_over(stages, claimant, mine)

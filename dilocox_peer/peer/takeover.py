@@ -113,7 +113,7 @@ class Takeover:
         stages |= {stage: [] for stage in refused}
         claimant = Claimant(self._presence.me, self._fits, self._presence.is_dialable)
         stage = self._empty.to_take_over(
-            stages, claimant, self._stage, linked=linked, refused=refused, now=time.monotonic()
+            stages, claimant, self._stage, linked=linked, refused=refused, beside=self._beside, now=time.monotonic()
         )
         waited, (self._waiting, why) = self._waiting, stage_that_waits(stages, claimant, self._stage, self._start_peers)
         if self._is_paused():

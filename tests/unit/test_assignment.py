@@ -7,6 +7,7 @@ import pytest
 
 from dilocox_peer.dht.assignment import (
     PATIENCE_S,
+    UNLINKED_S,
     Claimant,
     EmptyStages,
     better_stage,
@@ -217,6 +218,38 @@ def test_a_stage_that_fills_in_time_or_is_linked_is_not_taken_over():
     assert look(2 * PATIENCE_S, linked=(1,)) is None
     assert look(2 * PATIENCE_S + 1) is None
     assert look(3 * PATIENCE_S + 1) == 1
+
+
+@pytest.mark.parametrize("made_up", [10, 500])
+def test_leases_of_nobody_hold_no_stage_empty_for_hours(made_up: int):
+    """Each cost a turn: with 500 of them an empty stage stopped the run for six hours."""
+    honest = [lease(f"honest{number}", 0, incarnation=1000 + number) for number in range(4)]
+    stages = {0: honest + [lease(f"fake{number}", 0, incarnation=2000 + number) for number in range(made_up)], 1: []}
+    moves = []
+    for each in honest[1:]:  # the oldest stays
+        empty = EmptyStages()
+        times = (
+            now
+            for now in range(0, 3600, 15)
+            if empty.to_take_over(stages, claimant(each.peer), 0, linked=(), now=now) == 1
+        )
+        moves.append(next(times))
+    assert all(5 * PATIENCE_S <= at <= 9 * PATIENCE_S for at in moves), moves
+    assert len(set(moves)) > 1, "not all at once"
+
+
+def test_a_stage_beside_ours_whose_leases_are_of_nobody_is_taken_over():
+    stages = {0: [lease("a", 0), lease("b", 0, incarnation=2)], 1: [lease("squatter", 1)]}
+    empty = EmptyStages()
+
+    def look(now: float, linked: tuple[int, ...] = ()) -> int | None:
+        return empty.to_take_over(stages, claimant("b"), 0, linked=linked, beside=(1,), now=now)
+
+    assert [look(now) for now in (0.0, UNLINKED_S - 1)] == [None, None]
+    assert look(UNLINKED_S, linked=(1,)) is None
+    began = UNLINKED_S + 1
+    assert [look(began + after) for after in (0.0, UNLINKED_S, UNLINKED_S + PATIENCE_S - 1)] == [None, None, None]
+    assert look(began + UNLINKED_S + PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize("seed", range(50))
