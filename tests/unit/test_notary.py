@@ -9,19 +9,19 @@ from dilocox_peer.contract import Note, Tick
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.planning.planner import FixedPlanner
-from dilocox_peer.peer.rounds.chain import place_after, vote_for
+from dilocox_peer.peer.rounds.chain import Place, place_after, vote_for
 from dilocox_peer.peer.rounds.contract import OwnerVouched, PeerFound, Persist, Received, Send, TailLost
 from dilocox_peer.peer.rounds.durable import encode_record, load_log
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.membership import MAX_KNOWN
-from dilocox_peer.peer.rounds.notary import POLL_S, Notary, NotaryInput, NotaryTerms
+from dilocox_peer.peer.rounds.notary import MOST_SETTLING, POLL_S, Notary, NotaryInput, NotaryTerms
 from dilocox_peer.peer.rounds.timing import AWAY_S, Timing
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, acceptance
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.wire.declared import replaced
-from dilocox_peer.wire.rounds import Cert, ChainPage, GetChain, Message, Vouch
+from dilocox_peer.wire.rounds import Cert, ChainPage, GetChain, Heartbeat, Message, Vouch
 from tests.certified_stage import KEYS, MANIFEST, OWNER, ROSTER, STAGE, CertifiedStage
 
 GENESIS = genesis_of(MANIFEST, STAGE)
@@ -124,6 +124,23 @@ def test_the_first_roster_is_signed_when_enough_are_here_and_no_new_one_comes():
     assert {to for to, message in office.sent if isinstance(message, Cert)} == set(ROSTER)
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_run_begins_although_strangers_come_and_go(is_new: bool):
+    """Two that answered one question of four, or new ones each time, put it off for ever."""
+    office = Office(start_peers=2)
+    office.give(PeerFound(A), PeerFound(B), PeerFound(C))
+    beat = Heartbeat(STAGE, GENESIS.head, 0, 1, 0, 0, 0, 1, 0, True, b"")
+    page = ChainPage(STAGE, GENESIS.head, 0, (), False)
+    while office.now < MOST_SETTLING * TIMING.settle_s + 5:
+        office.at_genesis(A, B, C)
+        if office.now % 2 == 0:
+            stranger = PeerId(f"stranger{int(office.now) if is_new else int(office.now) % 4}")
+            office.give(Received(stranger, beat), Received(stranger, page))
+        office.now += 1.0
+    assert office.notary.chain.height == 1
+    assert {A, B, C} <= set(office.notary.chain.place.roster)
+
+
 def test_who_has_gone_is_not_in_the_first_roster():
     office = Office(start_peers=1)
     office.give(PeerFound(A), PeerFound(B), PeerFound(C))
@@ -222,6 +239,35 @@ def test_a_minority_that_writes_the_roster_is_not_vouched_for(office: Office, st
     assert office.notary.chain.head == honest[-1].head
     office.show(B, stage.certificates[:6])
     assert office.notary.chain.head == stage.certificates[5].head, "the majority was only out of sight"
+
+
+def test_strangers_have_no_view_change_of_voters_forgotten(office: Office, stage: CertifiedStage):
+    """Seventeen pages of theirs were as many view changes as are remembered: the survivors' was new at each look, and never counted."""
+    keys = [SigningKey(bytes([number]) * 32) for number in (9, 10)]
+    honest = stage.certificates[:3]
+    start = place_after(GENESIS, honest)
+    survivors = _view_change(start, KEYS[A], 1)
+    office.give(PeerFound(A), PeerFound(B), PeerFound(C))
+    office.show(B, honest)
+    office.show(A, [*honest, survivors])
+    for view in range(1, 18):
+        office.now += PATIENCE_S / 17
+        place, page = start, []
+        for number in range(64):  # of two, in turn: neither is a voter of the other's roster
+            page.append(_view_change(place, keys[number % 2], view))
+            place = place.then(page[-1])
+        office.show(STRANGER, page)
+    office.now += 1.0
+    office.show(A, [survivors])
+    office.give(Tick())
+    assert office.notary.chain.head == survivors.head
+
+
+def _view_change(place: Place, key: SigningKey, ahead: int) -> Certificate:
+    """To key's peer alone, signed by it."""
+    value, view = place.view_change([key.peer_id]), place.view + ahead
+    vote = vote_for(acceptance(STAGE, place.head, view, 0, value), 9999, key.sign)
+    return Certificate(STAGE, place.head, view, 0, value, ((key.peer_id, vote),))
 
 
 def test_a_minority_is_not_vouched_for_while_a_quorum_is_heard_elsewhere_however_long_its_round_takes(

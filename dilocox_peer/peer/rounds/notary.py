@@ -51,6 +51,7 @@ POLL_S = 5.0
 ASKED_AT_ONCE, ASKED_OF_ROSTER = 3, 2
 PATIENCE_S = 120.0  # five times what a roster waits for its quorum
 FIRST_VIEW = 1
+MOST_SETTLING = 10  # times settle_s: peers that come one after another for ever are not all waited for
 
 NotaryInput = Tick | PeerFound | PeerRefused | Received | OwnerVouched | OwnerSpoke | TailLost
 
@@ -118,7 +119,8 @@ class Notary:
         self._forks = Forks(self._chain, max_back=None, checkpoint=durable.checkpoint if durable is not None else None)
         self._healing = Healing(self, self._chain, self._forks, self._settled)
         self._known: dict[PeerId, _Known] = {}
-        self._settled_at = now
+        self._settled_at = now  # since then no peer is new
+        self._enough_since: float | None = None
         self._refusals = Refusals()
         self._poll_at = now
         self._heard: Checkpoint | None = None  # not ours, and not durable yet
@@ -256,7 +258,7 @@ class Notary:
         known = self._known.get(sender)
         if known is None or page.head != self._terms.genesis.head or page.certificates:
             return
-        if self._now - known.at_genesis > self._timing.alive_s:
+        if known.at_genesis == NEVER:
             self._settled_at = self._now
         known.at_genesis = self._now
 
@@ -276,11 +278,16 @@ class Notary:
     # ---- the first roster ----
 
     def _begin(self) -> list[Action]:
-        """The first roster, once enough peers have been here for a while and no new one has come."""
+        """The first roster, once enough peers have been here for a while and no new one has come; or for a long while, as anybody can come."""
         here = sorted(
             peer for peer, known in self._known.items() if self._now - known.at_genesis <= self._timing.alive_s
         )
-        if len(here) < self._terms.start_peers or self._now < self._settled_at + self._timing.settle_s:
+        if len(here) < self._terms.start_peers:
+            self._enough_since = None
+            return []
+        self._enough_since = self._now if self._enough_since is None else self._enough_since
+        begins_at = self._settled_at + self._timing.settle_s
+        if self._now < min(begins_at, self._enough_since + MOST_SETTLING * self._timing.settle_s):
             return []
         if not here or self._forks.checkpoint is not None:  # begun long ago, should our log be lost: it is looked for
             return []

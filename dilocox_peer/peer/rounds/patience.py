@@ -64,13 +64,19 @@ class Patience:
         self._are_away = are_away
         self._are_gone = are_gone
         self._elsewhere = elsewhere
-        self._since: OrderedDict[Digest, float] = OrderedDict()
+        self._since: OrderedDict[Digest, float] = (
+            OrderedDict()
+        )  # of those that voters signed with whom our chain goes elsewhere
+        self._since_of_others: OrderedDict[Digest, float] = (
+            OrderedDict()
+        )  # anybody can have these forgotten, and not those
         self._lone: OrderedDict[Digest, _Lone] = OrderedDict()
         self._has_read = False  # what our chain had when it was first seen
 
     def settled(self, chain: Chain, path: Suffix, checkpoint: Checkpoint | None, now: float) -> Suffix | None:
         """The path from chain as far as it is to be believed by now; None: not at all. now: monotonic seconds."""
         place, settled, is_believed = chain.place_at(path.ancestor), 0, True
+        voters_here = set(place.voters)
         vouched = -1 if checkpoint is None else path.index_of.get(checkpoint.head, -1)
         if not self._has_read:
             self._has_read = True
@@ -82,7 +88,8 @@ class Patience:
             is_lone = is_view_change and not signers & set(place.voters)
             if index > vouched and is_view_change and not is_quorum(signers, place.voters):
                 # Timed also behind another that has not.
-                since = max(self._seen(certificate.head, now), self._elsewhere(place.voters, path.heads[index:]))
+                seen = self._since if signers & voters_here else self._since_of_others
+                since = max(_seen(seen, certificate.head, now), self._elsewhere(place.voters, path.heads[index:]))
                 has_stood = now - since >= self._seconds
                 is_theirs = bool(signers & set(place.voters)) or self._are_away(place.voters, now)
                 has_stood = has_stood and is_theirs
@@ -122,11 +129,13 @@ class Patience:
                 self._lone.popitem(last=False)
         return self._lone[head]
 
-    def _seen(self, head: Digest, now: float) -> float:
-        since = self._since.setdefault(head, now)
-        if len(self._since) > MAX_REMEMBERED:
-            self._since.popitem(last=False)
-        return since
+
+def _seen(table: OrderedDict[Digest, float], head: Digest, now: float) -> float:
+    """When head was first seen, as far as table remembers it."""
+    since = table.setdefault(head, now)
+    if len(table) > MAX_REMEMBERED:
+        table.popitem(last=False)
+    return since
 
 
 def steps_a_second(certificates: Sequence[Certificate]) -> float:
