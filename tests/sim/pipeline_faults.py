@@ -120,11 +120,16 @@ class _LosesCalls(Downstream):
 class _ForgetsTheRefused(Upstream):
     """Tells a caller that its body is not taken, and keeps the slot."""
 
+    _is_refusing = False
+
     def refuse(self, refused: StepRefused) -> None:
-        flight = self.flights.get((refused.peer, refused.message.call))
+        self._is_refusing = True
         super().refuse(refused)
-        if flight is not None and flight.key is not None and flight.key not in self.flights:
-            self._slots._held.add(flight.key)
+        self._is_refusing = False
+
+    def _free(self, key: CallKey) -> None:
+        if not self._is_refusing:
+            super()._free(key)
 
 
 class _LosesWhatItRefuses(Downstream):

@@ -11,6 +11,7 @@ from dilocox_peer.peer.rounds.drafting import Drafts
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.ranks import by_rank, turn_of
 from dilocox_peer.peer.rounds.sitting import Sitting
+from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Entry, Result, Value, offer_statement
 from dilocox_peer.wire.rounds import (
@@ -33,13 +34,15 @@ from .world import sign_as
 SAYS_NOTHING = (ViewSign, Ack, Promise, Propose, Prepare, Cert, ViewPropose, ViewCall, Offer)
 
 
-def _machine(drafts: type[Drafts], ballots: type[Ballots] = Ballots) -> type[RoundMachine]:
-    ballots = type("HostileBallots", (ballots,), {"drafts_type": drafts})
-    return type(
-        "HostileMachine",
-        (RoundMachine,),
-        {"sitting_type": type("HostileSitting", (Sitting,), {"ballots_type": ballots})},
-    )
+def machine_with(
+    drafts: type[Drafts], ballots: type[Ballots] = Ballots, view_changes: type[ViewChanges] = ViewChanges
+) -> type[RoundMachine]:
+    """A machine whose parts do as the hostile one does, at its peer."""
+    parts = {
+        "ballots_type": type("HostileBallots", (ballots,), {"drafts_type": drafts}),
+        "view_changes_type": view_changes,
+    }
+    return type("HostileMachine", (RoundMachine,), {"sitting_type": type("HostileSitting", (Sitting,), parts)})
 
 
 def _with_roster(roster_of: Callable[[tuple[PeerId, ...]], tuple[PeerId, ...]]) -> type[RoundMachine]:
@@ -52,7 +55,7 @@ def _with_roster(roster_of: Callable[[tuple[PeerId, ...]], tuple[PeerId, ...]]) 
                 return value
             return msgspec.structs.replace(value, roster=roster_of(value.roster))
 
-    return _machine(Rosters)
+    return machine_with(Rosters)
 
 
 def _omitting(victims: Collection[PeerId]) -> type[Drafts]:
@@ -88,7 +91,7 @@ def test_nobody_votes_for_a_roster_that_takes_a_stage_over(
 
 def test_a_promise_made_up_in_ballot_0_is_no_excuse() -> None:
     """With one it named its own contribution alone, at once, as if it had had no choice; nobody put it off."""
-    world = Withholding(5, 0, _machine(_omitting([PeerId(name) for name in ("p00", "p01", "p02", "p04")])))
+    world = Withholding(5, 0, machine_with(_omitting([PeerId(name) for name in ("p00", "p01", "p02", "p04")])))
     deliver = world.deliver
 
     def excuse(sender: PeerId, to: PeerId, message: Message) -> None:
@@ -118,7 +121,7 @@ class Hasty(Ballots):
 def test_who_asks_for_a_ballot_at_once_leads_no_round_out_of_turn(num_peers: int) -> None:
     """It led four rounds of five so, and left the same members out of each."""
     victim = PeerId("p01")
-    world = Withholding(num_peers, 0, _machine(_omitting([victim]), Hasty))
+    world = Withholding(num_peers, 0, machine_with(_omitting([victim]), Hasty))
     assert world.rounds_in(150.0) >= 25
     peers = sorted(world.nodes)
     others = [

@@ -33,6 +33,9 @@ VoteOrders = Mapping[PeerId, int]
 
 ORDER_BYTES = 8  # of a vote, before its signature
 MAX_COUNTED = 16  # heights since which a chain's votes are kept counted
+MAX_VIEWS = (
+    1 << 32
+)  # further above its parent's no certificate's view is: one alone could use up all that can be written
 LOCATOR_DENSE = 8  # newest heads named one by one in a locator; older ones at doubling distances
 
 
@@ -240,7 +243,7 @@ class Place:
         return None
 
     def _why_not_view_change(self, value: Value, view: int) -> str | None:
-        if view <= self.view:
+        if not self.view < view <= self.view + MAX_VIEWS:
             return f"view {view} called in view {self.view}"
         if value.round != self.round or value.entries or value.state_digest or value.plan != self.plan:
             return "a view change that is not void"

@@ -6,7 +6,8 @@ before it, where our own chain goes on with what a quorum has certified, or furt
 who is a certificate behind. The path is followed up to there; it counts when that quorum is lost, or has come over, or when
 the run's owner has signed what follows it. A peer that comes back, and whose roster has all gone on without it, goes along.
 A quorum that has gone on with our own chain is at work as long as the roster that it wrote there is: of a roster of which too
-few are left for half of T_d nothing comes, and those who held the old quorum and are in no newer roster are at no work. Nor are
+few are left for half of T_d nothing comes (but where more of them are ready here than are on the path, they have
+the time to write their own), and those who held the old quorum and are in no newer roster are at no work. Nor are
 those who have not come as far as the view change, where nobody gives what leads there: neither they nor we shall ever stand there.
 """
 
@@ -110,9 +111,12 @@ class Following:
         support, _ = self._forks.support(path)
         if support == 0 and any(peer in voters for peer in self._not_on(path.index_of, self._members.here(now))):
             return True
-        if 2 * support > len(voters) or view_changes.is_wanted(now) or self._comes_back_to(path, now):
+        if 2 * support > len(voters) or self._comes_back_to(path, now):
             return False
-        if self._is_deserted(view_changes, now):
+        gone_on = set(voters) - self._not_on(path.index_of, voters)
+        if view_changes.has_more_here(gone_on.union(path.certificates[0].value.roster), now):
+            return True
+        if view_changes.is_wanted(now) or self._is_deserted(view_changes, now):
             return False
         return is_quorum(self._not_on(path.index_of, voters), voters)
 

@@ -81,7 +81,8 @@ class Jury:
         seat, conduct = self._seat, self._conduct
         banned = () if seat.directive is None else seat.directive.banned
         before = [peer for peer in seat.place.roster if peer not in banned and not conduct.is_proven(peer)]
-        return self._members.why_expelled(before, value.roster, {entry.peer for entry in value.entries}, now)
+        contributors = {entry.peer for entry in value.entries}
+        return self._members.why_expelled(before, value.roster, contributors, now, max_peers=seat.owner.max_peers)
 
     def would_refuse(self, value: Value, now: float) -> bool:
         """As why_not_believed, of a value that nobody proposes to us."""

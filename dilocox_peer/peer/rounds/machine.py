@@ -435,7 +435,7 @@ class RoundMachine:
     def _sit_down(self, votes: Votes) -> Sitting:
         """A new head: a new seat, nothing offered, no votes but these."""
         seat = Seat(self._owner, self._chain.place, votes, close_heads(self._chain, 1 + CLOSE_BEHIND))
-        self._members.sit_down(self.roster)
+        self._members.sit_down(self.roster, self.voters, seat.recent, self._now)
         in_vain = changes_in_vain(self._chain.certificates)
         return self.sitting_type(seat, self._members, self._holdings, self._now, in_vain=in_vain)
 

@@ -30,6 +30,7 @@ class Seen:
     linked_at: float = NEVER  # when it was last heard without others between us
     passed_at: float = NEVER  # and when by way of another
     answered_at: float = NEVER  # when we last told it where we are, unasked
+    has_voted: bool = False  # in a roster that we sat in
     range: str = ""  # of its addresses, as far as our own connection tells
 
     @property
@@ -63,6 +64,8 @@ class Members:
         self._timing = timing
         self._alive_s = timing.alive_s  # silence after which one counts as absent
         self._seen: dict[PeerId, Seen] = {}
+        self._voters: frozenset[PeerId] = frozenset()  # of our roster
+        self._back: set[PeerId] = set()  # who voted in an earlier one, and followed already when this one began
         self.cut_off: set[PeerId] = set()  # those that there is no path to
         self.ways: dict[PeerId, PeerId] = {}  # of these: by whom something of its came last
         self._alive: tuple[float, set[PeerId], set[PeerId]] | None = None  # when, without and with ourselves
@@ -133,10 +136,19 @@ class Members:
         if seen is not None and now - seen.linked_at > self._alive_s:
             self.cut_off.add(peer)
 
-    def sit_down(self, roster: Collection[PeerId]) -> None:
-        """With these, as far as it goes on: the more they are, the more seldom each is heard."""
+    def sit_down(
+        self, roster: Collection[PeerId], voters: Collection[PeerId], heads: Collection[Digest], now: float
+    ) -> None:
+        """With these, as far as it goes on: the more they are, the more seldom each is heard. heads: the newest of our chain."""
         for peer in roster:
             self.add(peer)
+        self._voters = frozenset(voters)
+        for peer in voters:
+            if peer in self._seen:
+                self._seen[peer].has_voted = True
+        self._back = {
+            peer for peer in self.following(heads, now) if self._seen[peer].has_voted and peer not in self._voters
+        }
         self._alive_s = self._timing.absent_s(len(roster))
 
     def is_linked(self, peer: PeerId, now: float) -> bool:
@@ -298,13 +310,43 @@ class Members:
         return tuple(within_shares(stay, join, self._range_of, max_peers)[:max_peers])
 
     def why_expelled(
-        self, before: Collection[PeerId], after: Collection[PeerId], contributors: Collection[PeerId], now: float
+        self,
+        before: Collection[PeerId],
+        after: Collection[PeerId],
+        contributors: Collection[PeerId],
+        now: float,
+        *,
+        max_peers: int,
     ) -> str | None:
         """Why nobody in good faith writes this roster, in a certificate with these contributors, or None: members that are here are not in it."""
         here = [peer for peer in before if peer not in after and (peer == self._me or self.is_alive(peer, now))]
         if expelled := [peer for peer in here if peer in contributors]:
             return f"a roster without {expelled[0]}, which has contributed and is here"
-        return f"a roster without {len(here)} members that are here" if len(here) > few_of(before) else None
+        if len(here) > few_of(before):
+            return f"a roster without {len(here)} members that are here"
+        return self._why_unseated(before, here, after, max_peers, now)
+
+    def _why_unseated(
+        self,
+        before: Collection[PeerId],
+        expelled: Collection[PeerId],
+        after: Collection[PeerId],
+        max_peers: int,
+        now: float,
+    ) -> str | None:
+        """As why_expelled, of voters. A third of those here at most, or a few rounds' leader would be a quorum alone; and as it could leave out
+        others each time, who voted before and is back counts, if there is a place for it."""
+        voters = [peer for peer in self._voters if peer in before]
+        back = sorted(peer for peer in self._back if self.is_alive(peer, now))
+        places = within_shares(after, [peer for peer in back if peer not in after], self._range_of, max_peers)[
+            :max_peers
+        ]
+        out = [peer for peer in expelled if peer in voters]
+        out += [peer for peer in places if peer not in after and peer not in before]
+        here = [peer for peer in voters if peer == self._me or self.is_alive(peer, now)]
+        if 3 * len(out) > len({*here, *back}):
+            return f"a roster without {len(out)} voters that are here"
+        return None
 
     def why_unknown(self, before: Collection[PeerId], after: Collection[PeerId]) -> str | None:
         """Why this roster cannot be judged yet, or None: it has many newcomers of whom nothing has been heard here."""

@@ -2,7 +2,7 @@
 
 Everybody in the roster contributes. A newcomer votes once `contributions` of its have been counted and `work_us` of the run's
 clock have passed since the first. The run's clock is work: of each round its inner steps, times the median of the step
-times that its voters report; nobody can make it run by signing fast. Within any `window` rounds at most half as many get
+times that its voters report (0 where one reports none); nobody can make it run by signing fast. Within any `window` rounds at most half as many get
 a vote as had one when it began, so at most a third of the voters are new.
 
 A vote is kept: a peer that comes back after a crash votes at once. A roster without any voter (all of them have gone) votes
@@ -102,9 +102,10 @@ class Seats:
         return replace(self, earned=earned)
 
     def _round_us(self, value: "Value", before: tuple[PeerId, ...]) -> int:
-        """How much of the run's clock the round took."""
-        steps_us = [entry.report.step_us for entry in value.entries if entry.peer in before and entry.report.step_us]
-        return value.plan.inner_steps * int(statistics.median_low(steps_us)) if steps_us else 0
+        """How much of the run's clock the round took. A voter that says nothing counts as one whose steps take no time: a leader that names
+        itself alone would be the median."""
+        told = {entry.peer: entry.report.step_us for entry in value.entries}
+        return value.plan.inner_steps * int(statistics.median_low([told.get(peer, 0) for peer in before]))
 
 
 EVERYBODY = Seats()

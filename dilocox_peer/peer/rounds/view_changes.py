@@ -10,11 +10,11 @@ partition longer than T_d; healing.py ends it.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.arrivals import Arrivals
-from dilocox_peer.peer.rounds.chain import Chain, is_quorum
+from dilocox_peer.peer.rounds.chain import MAX_VIEWS, Chain, is_quorum
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.ranks import rank_of
@@ -24,8 +24,11 @@ from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Value
 from dilocox_peer.wire.rounds import ViewAnswer, ViewCall, ViewPropose, ViewSign
 
+TRIES = 2  # view changes of ours that another's is made to wait for
 UNSIGNED = 2  # times; then it is in no roster that we propose here
-MAX_NUMBER_AHEAD = 1 << 20  # a stranger's number further above ours is refused: it would use the numbers up
+MAX_NUMBER_AHEAD = (
+    1 << 10
+)  # a number further above those seen here is refused: it would use up the MAX_VIEWS that there are at a head
 MAX_IN_VAIN = 6  # view changes in a row after which the patience doubles no more
 
 
@@ -135,6 +138,19 @@ class ViewChanges:
             return True
         return self._lost_since is not None and now - self._lost_since >= self._degrade_s() / 2
 
+    def has_more_here(self, others: Collection[PeerId], now: float) -> bool:
+        """Whether more of our roster are ready here than are among the others, who have gone on along a view change of theirs, and they have the
+        time to write one: else who is first to write one of itself alone has the rest go along, and is the quorum of all that follows."""
+        seat = self._seat
+        if seat.place.is_genesis:
+            return False
+        ready = {*self._members.at(seat.place.head, now), seat.me} & set(seat.place.roster)
+        if len(ready - set(others)) <= len(set(others) & set(seat.place.roster)):
+            return False
+        overdue = self.overdue(now)
+        patience_s = len(ready) * seat.timing.view_turn_s + TRIES * 3 * seat.timing.view_wait_s
+        return overdue is None or overdue <= patience_s
+
     @property
     def patience_s(self) -> float:
         """How long a lost quorum is waited for where somebody has gone on: who can be followed has been met, also before the first round."""
@@ -188,7 +204,7 @@ class ViewChanges:
         return [Send(sender, ViewAnswer(*seat.at(), number))]
 
     def on_answer(self, sender: PeerId, message: ViewAnswer) -> None:
-        if message.number <= self._seat.place.view + MAX_NUMBER_AHEAD:
+        if message.number <= self._highest_seen + MAX_NUMBER_AHEAD:
             self._highest_seen = max(self._highest_seen, message.number)
         if self._call is not None and message.number == self._call.number and sender in self._call.asked:
             self._call.answered.add(sender)
@@ -275,7 +291,7 @@ class ViewChanges:
 
     def _agrees(self, number: int, now: float) -> bool:
         seat = self._seat
-        if not seat.place.view < number <= max(self._highest_seen, seat.place.view) + MAX_NUMBER_AHEAD:
+        if not seat.place.view < number <= min(self._highest_seen + MAX_NUMBER_AHEAD, seat.place.view + MAX_VIEWS):
             return False
         if seat.place.is_genesis or self._blocked_since is not None or self._call is not None:
             return True
@@ -315,7 +331,10 @@ class ViewChanges:
 
     def _start_call(self, now: float) -> list[Action]:
         seat = self._seat
-        number = max(self._highest_seen, seat.votes.view_change_signed, seat.place.view) + 1
+        signed = max(seat.votes.view_change_signed, seat.place.view)
+        number = max(self._highest_seen, signed) + 1
+        if number > seat.place.view + MAX_VIEWS:
+            number = signed + 1  # what others have called does not bind us
         self._highest_seen = number
         asked = tuple(peer for peer in self._candidates(now) if peer != seat.me)
         self._call = _Call(

@@ -1,0 +1,197 @@
+"""One hostile voter that leads a round now and then, in a run of a few voters and of newcomers that have no vote yet: what it leaves out costs no
+other voter its vote, gives nobody one, and moves no clock. Every peer is a real round machine."""
+
+from collections.abc import Callable, Collection
+
+import msgspec
+import pytest
+
+from dilocox_peer.config import preset
+from dilocox_peer.peer.rounds.chain import MAX_VIEWS
+from dilocox_peer.peer.rounds.contract import Action, Closed, Input
+from dilocox_peer.peer.rounds.drafting import Drafts
+from dilocox_peer.peer.rounds.seats import seat_terms
+from dilocox_peer.peer.rounds.view_changes import ViewChanges
+from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.wire.chain import MAX_QUANTITY, Entry, Report, Result, Value
+
+from .test_sybils import machine_of
+from .test_takeover import machine_with
+from .world import Node, World
+
+HOSTILE = PeerId("p03")
+STEP_US = 6_000_000
+HOUR_US = 3_600_000_000
+
+Unseats = Callable[[tuple[PeerId, ...]], Collection[PeerId]]
+"""Of a roster, those that the hostile one leaves out of what it writes."""
+
+
+class OpenRun:
+    """Founders with the run's owner, of which p03 turns hostile when the newcomers sit in the roster."""
+
+    def __init__(self, founders: int, newcomers: int, unseats: Unseats, *, writes_rosters: bool = True) -> None:
+        self.is_on = False
+
+        run = self
+
+        class Leaving(Drafts):
+            def _left_out(self) -> set[PeerId]:
+                here = self._seat
+                return set(unseats(here.place.roster)) - {HOSTILE} if run.is_on and here.me == HOSTILE else set()
+
+            def entries(self, excluded: Collection[Digest], now: float) -> list[Entry]:
+                left_out = self._left_out()
+                return [each for each in super().entries(excluded, now) if each.peer not in left_out]
+
+            def _value(self, entries: list[Entry], now: float, results: tuple[Result, ...] = ()) -> Value:  # type: ignore[override]
+                value = super()._value(entries, now, results)
+                left_out = self._left_out() if writes_rosters else set()
+                return msgspec.structs.replace(
+                    value, roster=tuple(each for each in value.roster if each not in left_out)
+                )
+
+        self.world = world = World(1, founders, machine=machine_with(Leaving))
+        world.max_peers, world.start_peers, world.step_us, world.faulty = 64, founders, STEP_US, False
+        world.seat(seat_terms(preset("tiny")))
+        world.be_owned()
+        assert world.owner is not None
+        world.owner.start()
+        self.founders = list(world.nodes.values())
+        for node in self.founders:
+            node.start(sorted(world.nodes))
+        assert world.run(60.0, stop=lambda: self.chain_at(0) >= 1)
+        world.start_peers = 1
+        for node in [world.add_node(PeerId(f"n{number:02d}")) for number in range(newcomers)]:
+            node.start(sorted(world.nodes))
+        everybody = set(world.nodes)
+        assert world.run(world.now + 120, stop=lambda: set(machine_of(self.founders[0]).roster) == everybody)
+
+    def chain_at(self, founder: int) -> int:
+        return machine_of(self.founders[founder]).round
+
+    def turn_hostile(self, seconds: float) -> None:
+        self.is_on = True
+        self.world.run(self.world.now + seconds)
+
+    @property
+    def places(self) -> list[tuple[int, set[PeerId], set[PeerId]]]:
+        """(round, its entries, who sits in the next) of the chain at an honest founder."""
+        return [
+            (each.value.round, {entry.peer for entry in each.value.entries}, set(each.value.roster))
+            for each in machine_of(self.founders[0]).chain
+        ]
+
+
+FOUNDERS = tuple(PeerId(f"p{number:02d}") for number in range(7))
+
+
+@pytest.mark.parametrize("founders", [4, 7])
+@pytest.mark.parametrize("newcomers", [0, 5, 8])
+def test_no_leader_puts_more_than_a_third_of_the_voters_out(founders: int, newcomers: int) -> None:
+    """With five newcomers one round left the hostile one as the only voter; with eight, none of the voters was left and the newcomers voted."""
+    run = OpenRun(founders, newcomers, lambda _: FOUNDERS)
+    run.turn_hostile(150.0)
+    voters = set(FOUNDERS[:founders])
+    assert all(3 * len(voters - roster) <= founders for _, _, roster in run.places)
+    assert set(machine_of(run.founders[0]).voters) == voters
+    assert run.chain_at(0) > 15
+
+
+@pytest.mark.parametrize("founders", [4, 7])
+def test_nor_one_after_the_other(founders: int) -> None:
+    """Each round that it led it left one more out, and those that it had left out before."""
+    run = OpenRun(founders, 0, lambda roster: {*(set(FOUNDERS) - set(roster)), max(set(roster) - {HOSTILE})})
+    run.turn_hostile(300.0)
+    for _, _, roster in run.places:
+        assert 3 * (founders - len(roster)) <= founders, run.places[-3:]
+    assert run.chain_at(0) > 30
+
+
+@pytest.mark.parametrize("newcomers", [1, 8])
+def test_one_voter_alone_does_not_have_the_hours_pass_that_a_vote_takes(newcomers: int) -> None:
+    """It led a round without the others' contributions, and its step was the median: nine thousand hours in one round, and newcomers voted."""
+    run = OpenRun(4, newcomers, lambda _: FOUNDERS, writes_rosters=False)
+    hostile = run.world.nodes[HOSTILE]
+    _has_steps_of(hostile, MAX_QUANTITY)
+    run.turn_hostile(200.0)
+    assert any(entries & set(FOUNDERS) == {HOSTILE} for _, entries, _ in run.places)  # it did lead one
+    machine = machine_of(run.founders[0])
+    assert machine.sitting.seat.place.seats.clock_us < HOUR_US
+    assert set(machine.voters) == set(FOUNDERS[:4])
+
+
+def _has_steps_of(node: Node, step_us: int) -> None:
+    """From now on it says that its steps take so long."""
+    feed = node.feed
+
+    def lie(happened: Input) -> None:
+        if isinstance(happened, Closed):
+            entry = msgspec.structs.replace(happened.entry, report=Report(step_us=step_us))
+            happened = Closed(happened.base, entry, happened.parts, happened.table)
+        feed(happened)
+
+    node.feed = lie  # type: ignore[method-assign]
+
+
+def test_a_certificate_whose_view_is_out_of_reach_is_refused() -> None:
+    world = World(1, 2)
+    node = world.nodes[PeerId("p00")]
+    node.start(sorted(world.nodes))
+    place = machine_of(node).sitting.seat.place
+    value = place.view_change(sorted(world.nodes))
+    assert place.why_not(value, place.view + MAX_VIEWS, 64) is None
+    assert place.why_not(value, place.view + MAX_VIEWS + 1, 64) == f"view {MAX_VIEWS + 1} called in view 0"
+
+
+class _Hasty(ViewChanges):
+    """The hostile one writes a view change of itself alone before the others may write theirs."""
+
+    def advance(self, now: float) -> list[Action]:
+        seat, since = self._seat, self._lost_since
+        if (
+            seat.me != HOSTILE
+            or self.certificate is not None
+            or since is None
+            or now < since + self.patience_s / 2 + 0.3
+        ):
+            return super().advance(now)
+        number, value = seat.place.view + 1, seat.place.view_change([HOSTILE])
+        votes = seat.vote(view_change_signed=number, view_change=value)
+        signature = seat.signature(value, view=number, ballot=0)
+        self.certificate = seat.certificate(value, {HOSTILE: signature}, view=number, ballot=0)
+        return [votes]
+
+
+class _Alone(Drafts):
+    """And stays alone in its roster."""
+
+    def _value(self, entries: list[Entry], now: float, results: tuple[Result, ...] = ()) -> Value:  # type: ignore[override]
+        value = super()._value(entries, now, results)
+        is_alone = self._seat.me == HOSTILE == self._seat.place.roster[-1]
+        return (
+            msgspec.structs.replace(value, roster=(HOSTILE,))
+            if is_alone and len(self._seat.place.roster) == 1
+            else value
+        )
+
+
+@pytest.mark.parametrize(("voters", "lost", "seed"), [(7, 4, 1), (7, 4, 2), (9, 5, 3), (8, 5, 1)])
+def test_of_those_whom_a_lost_quorum_leaves_one_alone_does_not_take_the_run(voters: int, lost: int, seed: int) -> None:
+    """It wrote its view change at half the patience of the others, who went along, and certified alone from then on."""
+    machine = machine_with(_Alone, view_changes=_Hasty)
+    world = World(seed, voters, machine=machine)
+    world.start_peers, world.faulty = voters, False
+    for node in list(world.nodes.values()):
+        node.start(sorted(world.nodes))
+    left = [node for node in world.nodes.values() if node.peer != HOSTILE]
+    assert world.run(90.0, stop=lambda: machine_of(left[0]).round >= 3)
+    for node in left[-lost:]:
+        node.crash()
+        node.gone_for_good = True
+    left = left[:-lost]
+    began = machine_of(left[0]).round
+    world.run(world.now + 200.0)
+    for node in left:
+        assert machine_of(node).round > began + 10
+        assert {each.peer for each in left} <= set(machine_of(node).roster)
