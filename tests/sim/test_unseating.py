@@ -7,16 +7,20 @@ import msgspec
 import pytest
 
 from dilocox_peer.config import preset
+from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import MAX_VIEWS
-from dilocox_peer.peer.rounds.contract import Action, Closed, Input
+from dilocox_peer.peer.rounds.contract import Action, Closed, Input, Send
 from dilocox_peer.peer.rounds.drafting import Drafts
+from dilocox_peer.peer.rounds.jury import MAX_JUMP
 from dilocox_peer.peer.rounds.seats import seat_terms
 from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import MAX_QUANTITY, Entry, Report, Result, Value
+from dilocox_peer.wire.rounds import Ack, Message, Nack, Prepare, Promise, Propose
 
 from .test_sybils import machine_of
 from .test_takeover import machine_with
+from .test_withheld import Withholding
 from .world import Node, World
 
 HOSTILE = PeerId("p03")
@@ -195,3 +199,46 @@ def test_of_those_whom_a_lost_quorum_leaves_one_alone_does_not_take_the_run(vote
     for node in left:
         assert machine_of(node).round > began + 10
         assert {each.peer for each in left} <= set(machine_of(node).roster)
+
+
+class _Apart(Ballots):
+    """When its turn comes first, the hostile one asks each third of the others for ballots as far apart as are heeded."""
+
+    asked = False
+
+    def advance(self, now: float) -> list[Action]:
+        seat = self._seat
+        if seat.me != HOSTILE or not seat.may_vote or seat.leader(0) != HOSTILE:
+            return super().advance(now)
+        if self._arrivals.ended_at is None and self._arrivals.has_ended((), now):
+            self._end_round(now)
+        if self.asked or self._arrivals.ended_at is None:
+            return self._arrivals.offer_again(now)
+        self.asked = True
+        near = self._led_below(MAX_JUMP)
+        far = self._led_below(near + MAX_JUMP)
+        third = -(-len(seat.others) // 3)
+        asks = [Send(peer, Prepare(*seat.at(), near)) for peer in seat.others[third:]]
+        return [
+            *asks,
+            *(Send(peer, Prepare(*seat.at(), far)) for peer in seat.others[2 * third :]),
+            *self._arrivals.offer_again(now),
+        ]
+
+    def _led_below(self, most: int) -> int:
+        return next(ballot for ballot in range(most, 0, -1) if self._seat.leader(ballot) == HOSTILE)
+
+
+def test_ballots_asked_for_far_apart_stop_no_round() -> None:
+    """Where three of four were each a million ballots from the next, no round was made until a view change."""
+    world = Withholding(4, 0, machine_with(Drafts, _Apart))
+    deliver = world.deliver
+
+    def say_nothing(sender: PeerId, to: PeerId, message: Message) -> None:
+        leads = machine_of(world.nodes[sender]).leader == HOSTILE
+        if sender != HOSTILE or not leads or not isinstance(message, Ack | Promise | Propose | Nack):
+            deliver(sender, to, message)
+
+    world.deliver = say_nothing  # type: ignore[method-assign]
+    assert world.rounds_in(300.0) >= 50
+    assert sum(each.value.kind == "epoch" for each in world.chain()) <= 2

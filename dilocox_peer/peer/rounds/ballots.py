@@ -23,7 +23,7 @@ from dilocox_peer.peer.rounds.averages import Slicing
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.drafting import Drafts
 from dilocox_peer.peer.rounds.holdings import Holdings
-from dilocox_peer.peer.rounds.jury import Jury
+from dilocox_peer.peer.rounds.jury import MAX_JUMP, Jury
 from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.proposals import Lead, Pending, failed_before, forced_value, unhindered
@@ -45,8 +45,6 @@ from dilocox_peer.wire.rounds import (
     Propose,
     Statement,
 )
-
-MAX_JUMP = 1 << 20  # of a ballot above the last promised: of 64 peers, one that hears nobody is there after a week
 
 
 class Ballots:
@@ -191,7 +189,9 @@ class Ballots:
     def on_nack(self, sender: PeerId, message: Nack, now: float) -> None:
         lead = self._lead or self._first
         if lead is not None and message.ballot == lead.ballot and sender in self._seat.order:
-            highest = self._highest_ballot - len(self._seat.order)  # theirs follow, too
+            highest = (
+                self.jury.highest(self._seat.votes.promised) + MAX_JUMP - len(self._seat.order)
+            )  # theirs follow, too
             if lead.is_outbid(sender, message, highest):
                 lead.outbid_at = min(lead.outbid_at, now + self._seat.jittered(self._seat.timing.retry_s))
 
@@ -236,14 +236,9 @@ class Ballots:
         """Why a ballot of sender's is not looked at, or None."""
         if sender == self._seat.me or sender != self._seat.leader(ballot):
             return "which it does not lead"
-        if ballot > self._highest_ballot:
+        if not self.jury.is_in_reach(sender, ballot, self._seat.votes.promised):
             return f"far above {self._seat.votes.promised}"
         return None
-
-    @property
-    def _highest_ballot(self) -> int:
-        """That may come next. Without a bound, one message could use the numbers up: nobody reads a ballot above them."""
-        return self._seat.votes.promised + MAX_JUMP
 
     # ---- what follows from it ----
 

@@ -19,6 +19,7 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Value
 from dilocox_peer.wire.rounds import Accepted, Justification, Propose, Statement
 
+MAX_JUMP = 1 << 20  # of a ballot above those known: of 64 peers, one that hears nobody is there after a week
 MAX_ASKED = 4  # ballots of one member remembered per head
 
 
@@ -48,6 +49,7 @@ class Jury:
         self._conduct = seat.owner.conduct
         self._began_at = now
         self._asked: dict[PeerId, _Asked] = {}
+        self._reached: dict[PeerId, int] = {}  # the highest ballot that each has asked us for, heeded or not
         self._witness = Witness()
         self.accepted_of: set[PeerId] = set()  # leaders that proposed what we could accept
 
@@ -131,6 +133,19 @@ class Jury:
             reason = f"led and left out {len(omitted)} contributions that are here"
             self._conduct.strike(pending.leader, "led", reason)
         return True
+
+    def is_in_reach(self, sender: PeerId, ballot: int, promised: int) -> bool:
+        """Whether the ballot that sender leads is not too far above those known here. Without a bound, one message could use the numbers up: nobody
+        reads a ballot above them. What two have asked for is known: by ballots far apart, one could have the others never heed each other."""
+        known = self.highest(promised)
+        if ballot <= known + 4 * MAX_JUMP:
+            self._reached[sender] = max(ballot, self._reached.get(sender, 0))
+        return ballot <= known + MAX_JUMP
+
+    def highest(self, promised: int) -> int:
+        """The highest ballot known here: promised, or what two members at least have come to."""
+        reached = sorted(self._reached.values())
+        return max(promised, reached[-2] if len(reached) > 1 else 0)
 
     def heeds(self, sender: PeerId, ballot: int, now: float, *, late_at: float) -> bool:
         """Whether the ballot is within the sender's budget: every one that is heeded takes the floor from whoever has it. A
