@@ -142,3 +142,12 @@ def test_how_fast_a_run_went_is_what_most_say_of_most_rounds() -> None:
     assert steps_a_second(slow(CertifiedStage(), 1).certificates) == float("inf")
     assert steps_a_second(slow(CertifiedStage(), 5).certificates) == pytest.approx(4 / A_ROUND_S)
     assert steps_a_second(slow(CertifiedStage().rounds(20), 5).certificates) == pytest.approx(4 / A_ROUND_S)
+
+
+def test_clocks_that_go_back_have_a_run_go_no_faster() -> None:
+    """Each time a clock went back counted as a thousandth of a second: no pace was too fast for a run of which most rounds were told so."""
+    stage = slow(CertifiedStage(), 5)
+    last_ms = int(5000 * A_ROUND_S)
+    for number in range(1, 10):
+        stage.round(closed_ms=last_ms - number)
+    assert steps_a_second(stage.certificates) == pytest.approx(4 / A_ROUND_S)

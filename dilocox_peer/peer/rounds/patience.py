@@ -147,5 +147,6 @@ def steps_a_second(certificates: Sequence[Certificate]) -> float:
     rates = [
         1000.0 * (steps - past_steps) / max(1.0, at - past)
         for (past, past_steps), (at, steps) in pairwise(told[-MEASURED_ROUNDS:])
+        if at > past  # a clock that goes back tells no pace
     ]
     return median(rates) if rates else inf
