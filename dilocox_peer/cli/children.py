@@ -81,15 +81,28 @@ class Children:
                 self._on_event(child.label, record)
 
     async def stop(self) -> None:
-        """Ends every child: asks (standard input ends), then SIGTERM, then SIGKILL; each with its deadline."""
+        """Ends every child: asks (standard input ends), then SIGTERM, then SIGKILL; each with its deadline. Cancelled, it is SIGKILL at
+        once for those that are left, and passes the cancellation on when they have ended."""
+        ending, cancelled = asyncio.ensure_future(self._end()), None
+        while not ending.done():
+            try:
+                await asyncio.shield(ending)
+            except (
+                asyncio.CancelledError
+            ) as error:  # who presses Ctrl-C twice waits for no goodbye, and wants nothing left behind
+                cancelled = error
+                self._signal(signal.SIGKILL)
+        if cancelled is not None:
+            raise cancelled
+        ending.result()
+
+    async def _end(self) -> None:
         for child in self._children.values():
             if child.process.stdin is not None:
                 child.process.stdin.close()
         await self._wait_all(LEAVE_S)
         for signal_number, wait_s in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, TERMINATE_S)):
-            for child in self._running():
-                with contextlib.suppress(ProcessLookupError):
-                    child.process.send_signal(signal_number)
+            self._signal(signal_number)
             await self._wait_all(wait_s)
         for child in self._children.values():
             if child.reader is not None:
@@ -97,6 +110,11 @@ class Children:
         await asyncio.gather(
             *(child.reader for child in self._children.values() if child.reader), return_exceptions=True
         )
+
+    def _signal(self, number: int) -> None:
+        for child in self._running():
+            with contextlib.suppress(ProcessLookupError):
+                child.process.send_signal(number)
 
     def _running(self) -> list[Child]:
         return [child for child in self._children.values() if child.process.returncode is None]

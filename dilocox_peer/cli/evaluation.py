@@ -88,7 +88,7 @@ class Evaluation:
                 return None
             return f"its process ended with {child.process.returncode}: {child.last_words}"
         finally:
-            await asyncio.shield(children.stop())
+            await children.stop()
 
     def _take(self, _label: str, record: dict[str, Any]) -> None:
         match read_event(record):

@@ -1,10 +1,13 @@
-"""What a swarm that was killed with -9 leaves in the temporary folder, and that the next one removes it."""
+"""What a swarm that was killed with -9 leaves in the temporary folder, and that the next one removes it; one that hangs is not left behind."""
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,4 +94,37 @@ async def test_swarm_sweeps_when_made_and_names_its_process(
         assert swarm.folder.name.startswith(f"dilocox-swarm-{os.getpid()}-{process_started(os.getpid()) or 0}-")
         assert sweep(tmp_path) == []
         assert swarm.folder.exists()
+    assert not swarm.folder.exists()
+
+
+HANGS = """
+import signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('{"time": 0, "event": "up"}')
+sys.stdin.read()
+print('{"time": 0, "event": "asked"}')
+while True:
+    signal.pause()
+"""
+
+
+async def test_child_that_hangs_is_killed_when_the_swarm_is_cancelled_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def cancel(_label: str, _record: dict[str, Any]) -> None:
+        running.cancel()  # once it is up, and once more when it was asked to leave, and stays
+
+    swarm = LocalSwarm(Manifest(), cancel)
+
+    async def run() -> None:
+        async with swarm:
+            await swarm.children.start("hangs", [], program=("-c", HANGS))
+            await asyncio.Event().wait()
+
+    running = asyncio.create_task(run())
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert swarm.children["hangs"].process.returncode == -signal.SIGKILL
     assert not swarm.folder.exists()
