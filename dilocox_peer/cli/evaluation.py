@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dilocox_peer.cli.children import Children
-from dilocox_peer.cli.eventlog import read_event, read_event_file
+from dilocox_peer.cli.eventlog import append_line, read_event, read_event_file
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.events_of_data import Evaluated, TextSampled
@@ -97,9 +97,8 @@ class Evaluation:
             case (Evaluated() as event, wall_time_s) if event.round > self._newest:
                 self._archivist.evaluations.append(event)
                 self._listener(event)
-                line = json.dumps(event.record(wall_time_s)) + "\n"
-                with suppress(OSError), (self._folder / FILE).open("a", encoding="utf-8") as file:
-                    file.write(line)
+                with suppress(OSError):
+                    append_line(self._folder / FILE, json.dumps(event.record(wall_time_s)).encode())
 
     def _tell(self, reason: str) -> None:
         if reason != self._told:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -98,7 +99,12 @@ class EventFile:
         self._path = path
         self._max_bytes = max_bytes
         self._keep = keep
-        self._open()
+        self._file: FileIO | None = None
+        self._size, self._is_cut = 0, False  # of the file; whether its last line wants its end
+        try:
+            self._open()
+        except OSError as error:
+            raise ConfigError(f"--log-file {path} cannot be written: {error.strerror}") from None
         self._queued = Queued(self._write)
 
     def __enter__(self) -> Self:
@@ -108,7 +114,8 @@ class EventFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._queued.close()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def __call__(self, event: Event) -> None:
         self._queued(event)
@@ -116,29 +123,49 @@ class EventFile:
     def _write(self, event: Event, at_s: float) -> None:
         line = json.dumps(event.record(at_s), allow_nan=True).encode() + b"\n"
         with suppress(OSError, ValueError):  # a full disk, or the end: the log must not stop the peer
-            if self._size and self._size + len(line) > self._max_bytes:
-                self._rotate()
-            self._file.write(line)
-            self._size += len(line)
+            if self._file is not None and self._size and self._size + len(line) > self._max_bytes:
+                self._file.close()
+                self._file = None
+                self._shift()
+            # None also if it could not be opened again the last time: it was moved then, and what is older is not moved for its sake.
+            file = self._open() if self._file is None else self._file
+            written = file.write(b"\n" + line if self._is_cut else line)
+            self._size += written
+            self._is_cut = written < len(line)
 
-    def _open(self) -> None:
-        try:
-            self._file = self._path.open("ab", buffering=0)
-            self._size = os.fstat(self._file.fileno()).st_size
-        except OSError as error:
-            raise ConfigError(f"--log-file {self._path} cannot be written: {error.strerror}") from None
+    def _open(self) -> FileIO:
+        """Raises OSError."""
+        self._file = file = self._path.open("ab", buffering=0)
+        self._size = os.fstat(file.fileno()).st_size
+        self._is_cut = _ends_cut(self._path, self._size)
+        return file
 
-    def _rotate(self) -> None:
-        self._file.close()
-        for number in range(self._keep, 0, -1):
-            older = self._path.with_name(f"{self._path.name}.{number}")
-            newer = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
-            with suppress(FileNotFoundError):
-                newer.replace(older)
-        if self._keep == 0:
-            self._path.unlink(missing_ok=True)
-        with suppress(ConfigError):
-            self._open()
+    def _shift(self) -> None:
+        """FILE becomes FILE.1, and so on up to the first number that is free. What cannot be moved stays, and so does all that is newer: FILE is
+        written on."""
+        names = [self._path, *(self._path.with_name(f"{self._path.name}.{number + 1}") for number in range(self._keep))]
+        with suppress(OSError):
+            if self._keep == 0:
+                self._path.unlink(missing_ok=True)
+            free = next((number for number in range(1, self._keep) if not names[number].exists()), self._keep)
+            for number in range(free, 0, -1):
+                names[number - 1].replace(names[number])
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Writes line and its end at the end of a file of lines, however the last one there ends. Raises OSError."""
+    with path.open("ab", buffering=0) as file:
+        file.write((b"\n" if _ends_cut(path, os.fstat(file.fileno()).st_size) else b"") + line + b"\n")
+
+
+def _ends_cut(path: Path, size_bytes: int) -> bool:
+    """Whether the last line was not written to its end, as by kill -9 or on a full disk: what is appended to it would be lost with it."""
+    if not size_bytes:  # nothing yet; or a pipe, of which nothing is read
+        return False
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+    return False
 
 
 def read_event(record: Mapping[str, Any]) -> tuple[Event, float] | None:

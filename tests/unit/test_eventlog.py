@@ -2,14 +2,16 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pytest
 
-from dilocox_peer.cli.eventlog import EventFile, Queued, read_event, read_event_file
+from dilocox_peer.cli.eventlog import EventFile, Queued, append_line, read_event, read_event_file
 from dilocox_peer.cli.replay import Player
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Event, Failed, Remark
@@ -58,6 +60,84 @@ def test_a_log_goes_on_where_it_ended(tmp_path):
         with EventFile(path, max_bytes=10_000, keep=1) as file:
             file(Remark(text))
     assert texts(read_event_file(path)) == ["before", "after"]
+
+
+@dataclass(frozen=True)
+class Limited(Remark):
+    """When it is written, in the thread that writes, this process gets at most so much of something: None, as much as it may have."""
+
+    kind: int = 0
+    most: int | None = None
+
+    def record(self, wall_time_s):
+        may_have = resource.getrlimit(self.kind)[1]
+        resource.setrlimit(self.kind, (may_have if self.most is None else self.most, may_have))
+        return Remark(self.text).record(wall_time_s)
+
+
+@pytest.fixture
+def limits_end():
+    before = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)}
+    yield
+    for kind, limits in before.items():
+        resource.setrlimit(kind, limits)
+
+
+def lowest_free_descriptor():
+    free = os.dup(0)
+    os.close(free)
+    return free
+
+
+@pytest.mark.usefixtures("limits_end")
+def test_a_log_that_cannot_be_opened_again_costs_no_older_ones(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for number in (1, 2, 3):
+        append_line(path.with_name(f"log.jsonl.{number}"), json.dumps(Remark(f"old {number}").record(1.0)).encode())
+    descriptor = lowest_free_descriptor()  # the log's: from here on none is free when it has closed it
+    with EventFile(path, max_bytes=100, keep=4) as file:
+        file(Limited("newest", resource.RLIMIT_NOFILE, descriptor))
+        for index in range(6):
+            file(Remark(f"{index} " + "x" * 80))
+        file(Limited("again", resource.RLIMIT_NOFILE))
+    kept = [texts(read_event_file(path.with_name(f"log.jsonl.{number}"))) for number in (1, 2, 3, 4)]
+    assert kept == [["newest"], ["old 1"], ["old 2"], ["old 3"]]
+    assert texts(read_event_file(path)) == ["again"]
+
+
+def test_a_log_that_cannot_be_moved_is_written_on(tmp_path):
+    path = tmp_path / "log.jsonl"
+    (path.with_name("log.jsonl.2") / "in the way").mkdir(parents=True)
+    append_line(path.with_name("log.jsonl.1"), json.dumps(Remark("old").record(1.0)).encode())
+    with EventFile(path, max_bytes=100, keep=2) as file:
+        for index in range(9):
+            file(Remark(f"number {index:03}"))
+    assert texts(read_event_file(path)) == [f"number {index:03}" for index in range(9)]
+    assert texts(read_event_file(path.with_name("log.jsonl.1"))) == ["old"]
+
+
+def test_what_follows_a_line_that_was_cut_is_not_lost_with_it(tmp_path):
+    path = tmp_path / "log.jsonl"
+    line = json.dumps(Remark("cut").record(1.0)).encode()
+    path.write_bytes(line + b"\n" + line[:20])
+    with EventFile(path, max_bytes=10_000, keep=1) as file:
+        file(Remark("first"))
+    with path.open("ab") as file:
+        file.write(line[:-1])
+    append_line(path, line)
+    assert texts(read_event_file(path)) == ["cut", "first", "cut"]
+
+
+@pytest.mark.usefixtures("limits_end")
+def test_what_follows_a_line_that_a_full_disk_cut_is_not_lost_with_it(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with EventFile(path, max_bytes=10_000, keep=1) as file:
+        file(Limited("cut", resource.RLIMIT_FSIZE, 20))
+        file(Remark("lost"))
+        file(Limited("first", resource.RLIMIT_FSIZE))
+        file(Remark("second"))
+    assert path.read_bytes()[20:21] == b"\n"
+    assert texts(read_event_file(path)) == ["first", "second"]
 
 
 def test_lines_that_are_no_events_are_passed_over(tmp_path):
