@@ -9,6 +9,7 @@ from dilocox_peer.peer.status import Status
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ROUNDS_SHOWN = 8
+_MAX_BAR = 1e18
 
 
 def render(view: SwarmView, *, elapsed_s: float) -> RenderableType:
@@ -29,7 +30,8 @@ def round_line(view: SwarmView, seen: RoundView) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """Values as eight-step bars, lowest to highest."""
+    """Values as eight-step bars, lowest to highest; without what has diverged, which no bar is high enough for."""
+    values = [value for value in values if abs(value) < _MAX_BAR]
     if not values:
         return ""
     low, high = min(values), max(values)

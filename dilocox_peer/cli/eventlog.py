@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import cache
 from io import FileIO
 from pathlib import Path
@@ -25,11 +26,14 @@ from rich.console import Console
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Event, Failed, Listener
 from dilocox_peer.peer.status import printable_lines
+from dilocox_peer.wire.records import MAX_STAGES
 
 MAX_LINE_BYTES = 1 << 20
 MAX_WAITING = 4096  # events, for whoever writes them
 CLOSE_S = 2.0
+MAX_NUMBER = 1 << 64  # what is beyond has no meaning in any event
 MAX_TIME_S = 4e9  # of the wall clock: what is later is no time
+_MAY_DIVERGE = {"loss", "train_loss", "val_loss", "average_loss", "bits_per_byte", "norm", "norms", "median_norm"}
 _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
 
 
@@ -178,7 +182,21 @@ def read_event(record: Mapping[str, Any]) -> tuple[Event, float] | None:
         event: Event = found.validate_python(dict(record))
     except ValidationError:
         return None
-    return event, float(at_s)
+    return (event, float(at_s)) if _is_bounded("", event) else None
+
+
+def _is_bounded(name: str, value: object) -> bool:
+    """Whether a number may stand there: one damaged digit makes a run of a billion stages, which a picture of them has no memory for, or
+    a time that no calendar has. What has diverged may be infinite; NaN may stand anywhere."""
+    if isinstance(value, bool):
+        return True
+    if isinstance(value, int) and name in {"stage", "stages"}:
+        return 0 <= value <= MAX_STAGES
+    if isinstance(value, int | float):
+        return value != value or abs(value) < MAX_NUMBER or (isinstance(value, float) and name in _MAY_DIVERGE)
+    if isinstance(value, tuple):
+        return all(_is_bounded(name, each) for each in value)
+    return not is_dataclass(value) or all(_is_bounded(each.name, getattr(value, each.name)) for each in fields(value))
 
 
 def read_event_file(path: Path) -> Iterator[tuple[Event, float]]:

@@ -32,6 +32,27 @@ def test_what_is_no_event_is_none(record):
     assert read_event(record) is None
 
 
+RECORDS = {type(event).__name__: event.record(at_s) for at_s, event in events()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("RunJoined", "stages", 257), ("RunJoined", "stages", "1000000000"), ("RunJoined", "stage", 10**24), ("RunJoined", "stage", -1),
+        ("SwarmSeen", "stages", [0, 10**9]), ("TrainingProgress", "tokens", 10**30), ("TrainingProgress", "tokens_per_s", float("inf")),
+        ("RoundCertified", "wait_s", 1e308),
+    ],
+)  # fmt: skip
+def test_an_event_with_a_number_that_cannot_be_is_none(kind, field, value):
+    assert read_event(RECORDS[kind]) is not None
+    assert read_event(RECORDS[kind] | {field: value}) is None
+
+
+@pytest.mark.parametrize("loss", [float("inf"), float("nan"), 1e30])
+def test_an_event_of_training_that_diverged_is_one(loss):
+    assert read_event(RECORDS["RoundCertified"] | {"train_loss": loss}) is not None
+
+
 def test_the_file_is_rotated_and_old_ones_go(tmp_path):
     path = tmp_path / "log.jsonl"
     with EventFile(path, max_bytes=200, keep=2) as file:

@@ -121,6 +121,12 @@ def test_the_table_fits_the_terminal(width):
 def test_small_numbers_are_drawn_readably():
     assert sparkline([3.0, 2.0, 1.0]) == "█▅▁"
     assert sparkline([]) == ""
+
+
+@pytest.mark.parametrize("diverged", [float("inf"), float("-inf"), float("nan"), 1e308, -1e308])
+def test_a_loss_that_has_diverged_is_no_bar(diverged: float) -> None:
+    assert sparkline([3.0, diverged, 2.0, 1.0, -diverged]) == "█▅▁"
+    assert sparkline([diverged]) == ""
     assert size(999) == "999 B"
     assert size(1_500_000) == "1.5 MB"
 
