@@ -65,6 +65,7 @@ class BaseType(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+SPEEDS = 0.01, 100_000  # of a replay
 RunFile = Annotated[Path, Positional("The run's signed run.toml.", metavar="RUN_FILE")]
 Name = Annotated[str, Flag("Names this peer on this machine: its key and state live in a folder of that name.")]
 Home = Annotated[Path | None, Flag("Folder for keys and state.", shown="$XDG_DATA_HOME/dilocox-peer")]
@@ -331,7 +332,7 @@ class StatusFlags(OfPeer):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayFlags:
     path: Annotated[Path, Positional("A JSONL file that `join --log-file` wrote.")]
-    speed: Annotated[float, Flag("Times as fast as it happened.", least=0.01, most=100_000)] = 10.0
+    speed: Annotated[float, Flag("Times as fast as it happened.", least=SPEEDS[0], most=SPEEDS[1])] = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

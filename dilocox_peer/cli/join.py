@@ -227,8 +227,13 @@ def keep_task(stack: AsyncExitStack, work: Coroutine[Any, Any, None], flag: str,
 
 @contextmanager
 def _screen(observer: Observer, controls: Controls) -> Iterator[None]:
-    """The dashboard until the block ends; then the last lines of the log, on the screen as it was before."""
-    loop = asyncio.get_running_loop()
+    """The dashboard until the block ends; then the last lines of the log, on the screen as it was before. If it fails, lines as with --plain."""
+    loop, failures = asyncio.get_running_loop(), list[str]()
+
+    def go_on(reason: str) -> None:
+        failures.append(reason)
+        observer.add(event_printer(as_json=False))
+        observer(Failed("screen", f"{reason}; the peer goes on, Ctrl-C leaves"))
 
     def soon(act: Callable[[], str]) -> None:
         loop.call_soon_threadsafe(act)
@@ -241,11 +246,12 @@ def _screen(observer: Observer, controls: Controls) -> Iterator[None]:
                 observer,
                 terminal,
                 on_quit=lambda: soon(controls.leave),
+                on_failure=go_on,
                 on_pause=lambda wanted: soon((lambda: controls.pause(None)) if wanted else controls.resume),
             ),
         ):
             yield
     finally:
         last = observer.read(lambda status: [line.text for line in list(status.log)[-LAST_WORDS:]])
-        for text in last:
+        for text in last if not failures else ():  # they were written when they came
             typer.echo(text)

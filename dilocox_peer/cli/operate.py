@@ -22,7 +22,7 @@ from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.onlooker import Onlooker
 from dilocox_peer.cli.screen import Size, View, render
-from dilocox_peer.cli.terminal import Dashboard, Terminal, is_interactive
+from dilocox_peer.cli.terminal import Dashboard, ScreenFailed, Terminal, is_interactive
 from dilocox_peer.cli.visit import visit
 from dilocox_peer.durations import duration
 from dilocox_peer.events import SeenPeer, SwarmSeen, short
@@ -231,7 +231,7 @@ def stage_line(stage: int, here: Sequence[bool], tokens_per_s: float, *, is_whol
 
 
 def attach(flags: PeerFlags) -> None:
-    """The dashboard of a peer that runs in another process. Raises NotRunning."""
+    """The dashboard of a peer that runs in another process. Raises NotRunning, ScreenFailed."""
     path = _socket(flags.peer_home)
     observer = Observer()
 
@@ -241,7 +241,7 @@ def attach(flags: PeerFlags) -> None:
             observer.take(*event)
 
     async def show() -> None:
-        loop, quitting = asyncio.get_running_loop(), asyncio.Event()
+        loop, quitting, failures = asyncio.get_running_loop(), asyncio.Event(), list[str]()
         following = asyncio.create_task(follow(path, take), name="follow")
 
         def command(name: str) -> None:
@@ -249,6 +249,10 @@ def attach(flags: PeerFlags) -> None:
 
         def quit_soon() -> None:
             loop.call_soon_threadsafe(quitting.set)
+
+        def fail(reason: str) -> None:
+            failures.append(reason)
+            quit_soon()
 
         waiting = asyncio.create_task(quitting.wait())
         await asyncio.sleep(0)
@@ -258,6 +262,7 @@ def attach(flags: PeerFlags) -> None:
                 observer,
                 terminal,
                 on_quit=quit_soon,
+                on_failure=fail,
                 on_pause=lambda wanted: command("pause" if wanted else "resume"),
                 view=View(quit_word="close"),
                 note=lambda: "attached",
@@ -270,6 +275,8 @@ def attach(flags: PeerFlags) -> None:
             typer.echo("the peer has ended")
         else:
             following.cancel()
+        if failures:
+            raise ScreenFailed(f"{failures[0]}; the peer goes on")
 
     async def once() -> None:
         """Not a terminal: the picture as it is now."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from dilocox_peer.cli.eventlog import read_event_file
-from dilocox_peer.cli.flags import ReplayFlags
+from dilocox_peer.cli.flags import SPEEDS, ReplayFlags
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.screen import Size, View, render
-from dilocox_peer.cli.terminal import Dashboard, Terminal, is_interactive
+from dilocox_peer.cli.terminal import Dashboard, ScreenFailed, Terminal, is_interactive
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Event
 
@@ -48,9 +48,9 @@ class Player:
         if key == " ":
             self.is_stopped = not self.is_stopped
         elif key in "+=":
-            self.speed *= FACTOR
+            self.speed = min(SPEEDS[1], self.speed * FACTOR)
         elif key == "-":
-            self.speed /= FACTOR
+            self.speed = max(SPEEDS[0], self.speed / FACTOR)
 
     def __str__(self) -> str:
         if self.is_over:
@@ -59,7 +59,7 @@ class Player:
 
 
 def run_replay(flags: ReplayFlags) -> None:
-    """Plays the file to its end, and stays there until q. Without a terminal: shows the end. Raises ConfigError."""
+    """Plays the file to its end, and stays there until q. Without a terminal: shows the end. Raises ConfigError, ScreenFailed."""
     events: list[TimedEvent] = []
     path = flags.path
     for timed in read_event_file(path):
@@ -77,13 +77,19 @@ def run_replay(flags: ReplayFlags) -> None:
         picture = observer.read(lambda status: render(status, Size(100, 32), events[-1][1], View(quit_word="end")))
         Console(width=100, height=32).print(picture, no_wrap=True)
         return
-    ended = threading.Event()
+    ended, failures = threading.Event(), list[str]()
+
+    def fail(reason: str) -> None:
+        failures.append(reason)
+        ended.set()
+
     with (
         Terminal() as terminal,
         Dashboard(
             observer,
             terminal,
             on_quit=ended.set,
+            on_failure=fail,
             on_key=player.press,
             note=lambda: str(player),
             view=View(quit_word="end"),
@@ -92,3 +98,5 @@ def run_replay(flags: ReplayFlags) -> None:
         while not ended.wait(STEP_S) and not terminal.is_gone:
             for event, at_s in player.advance(STEP_S):
                 observer.take(event, at_s)
+    if failures:
+        raise ScreenFailed(failures[0])

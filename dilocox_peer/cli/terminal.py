@@ -21,6 +21,7 @@ from rich.console import Console
 
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.screen import Panel, Picture, Size, View, render
+from dilocox_peer.errors import DilocoxError
 from dilocox_peer.events import Remark
 from dilocox_peer.peer.status import printable
 
@@ -29,6 +30,10 @@ WRITE_S = 1.0  # a terminal that takes nothing for so long is given up
 STOP_S = 2.0
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[0m\x1b[?25h\x1b[?1049l"
+
+
+class ScreenFailed(DilocoxError):
+    """A picture could not be drawn, or a key not be followed: the terminal is given back, and what was shown went on without it."""
 
 
 def is_interactive() -> bool:
@@ -65,14 +70,14 @@ class Terminal:
             termios.tcsetattr(self._in, termios.TCSANOW, mode)
             self._write(_ENTER)
         except BaseException:
-            self._restore()
+            self.give_back()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
+        self.give_back()
         os.close(self._wake_in)
         os.close(self._wake_out)
 
@@ -121,7 +126,8 @@ class Terminal:
         with suppress(OSError):
             os.write(self._wake_in, b"w")
 
-    def _restore(self) -> None:
+    def give_back(self) -> None:
+        """As it was; before the block ends, or by its end."""
         if self._saved is None:
             return
         saved, self._saved = self._saved, None
@@ -153,15 +159,17 @@ class Dashboard:
         terminal: Terminal,
         *,
         on_quit: Callable[[], None],
+        on_failure: Callable[[str], None],
         on_pause: Callable[[bool], None] | None = None,
         on_key: Callable[[str], None] = lambda key: None,
         note: Callable[[], str] = lambda: "",
         view: View = View(),
     ) -> None:
-        """on_pause(wanted): None where nothing can be paused. on_key: keys that are not the dashboard's own."""
+        """on_failure(reason, of one line): nothing is drawn any more, and the terminal is given back. on_pause(wanted): None where nothing can be paused. on_key: keys that are not the dashboard's own."""
         self._observer = observer
         self._terminal = terminal
         self._on_quit = on_quit
+        self._on_failure = on_failure
         self._on_pause = on_pause
         self._on_key = on_key
         self._note = note
@@ -183,10 +191,14 @@ class Dashboard:
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
-        while not self._stopped.is_set() and not self._terminal.is_gone:
-            self._draw()
-            for key in self._terminal.keys(REFRESH_S):
-                self._press(key)
+        try:
+            while not self._stopped.is_set() and not self._terminal.is_gone:
+                self._draw()
+                for key in self._terminal.keys(REFRESH_S):
+                    self._press(key)
+        except Exception as error:  # a task boundary: it must not leave a dead picture, in which no key works
+            self._terminal.give_back()
+            self._on_failure(printable(f"the dashboard failed: {type(error).__name__}: {error}"))
 
     def _draw(self) -> None:
         size, now = self._terminal.size, self._observer.clock()

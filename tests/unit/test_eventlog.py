@@ -188,6 +188,14 @@ def test_a_player_gives_what_is_due_at_its_speed_and_stops_when_told():
     assert player.is_over
 
 
+def test_a_player_stays_within_the_speeds_that_its_flag_takes():
+    player = Player([(Remark("a"), 100.0), (Remark("b"), 101.0)], speed=10.0)
+    for key, speed in (("+", 100_000.0), ("-", 0.01)):
+        for _ in range(2000):
+            player.press(key)
+        assert player.speed == speed
+
+
 def test_whoever_tells_does_not_wait_for_a_pipe_that_nobody_reads():
     """And what was lost is told when it is read again."""
     reads, writes = os.pipe()
