@@ -8,6 +8,8 @@ one out of the other; here is the mark alone, for rooms that know of no command 
 
 from dataclasses import dataclass
 
+MAX_THREADS = 1024  # more than any machine has cores; torch does not begin with any number
+
 
 @dataclass(frozen=True, slots=True)
 class Flag:
@@ -31,3 +33,8 @@ class Positional:
     help: str
     shown: str | bool = True
     metavar: str | None = None
+
+
+def num_threads(what: str, *, shown: str | bool = True) -> Flag:
+    """A number of torch's threads. what: they do."""
+    return Flag(what, shown=shown, least=1, most=MAX_THREADS)

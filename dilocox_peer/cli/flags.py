@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dilocox_peer.cli.home import PeerHome
-from dilocox_peer.flags import Flag, Positional
+from dilocox_peer.flags import Flag, Positional, num_threads
 from dilocox_peer.peer.settings import (
     ANY_PORT,
     AnnouncedAddresses,
@@ -342,7 +342,7 @@ class DoctorFlags(OfPeer):
     )
     name: Name = "default"
     device: Device = "cpu"
-    threads: Annotated[int, Flag("Threads of the training, for the throughput.", least=1)] = 1
+    threads: Annotated[int, num_threads("Threads of the training, for the throughput.")] = 1
     stage: Annotated[int | None, Flag("The stage meant to be joined.", shown=False, least=0)] = None
     host_maddrs: ListenAddresses = ANY_PORT
     home: Home = None
@@ -371,7 +371,7 @@ class PlanFlags:
         float | None, Flag("The same by what a peer's device really computes.", shown=False, least=1e-6)
     ] = None
     device: Device = "cpu"
-    threads: Annotated[int, Flag("Threads of the training, where this machine is measured.", least=1)] = 1
+    threads: Annotated[int, num_threads("Threads of the training, where this machine is measured.")] = 1
     price_hour: Annotated[float, Flag("Of a peer's machine, in any currency.", shown=False, least=0)] = 0.0
     price_gb: Annotated[float, Flag("Of what it sends.", shown=False, least=0)] = 0.0
     as_json: Annotated[bool, Flag("One JSON object instead of a table.", name="json")] = False
@@ -421,7 +421,7 @@ class EvaluateFlags(OfPeer):
     ] = ()
     task_files: Annotated[Path | None, Flag("Folder with more of its benchmarks.", shown=False)] = None
     limit: Annotated[int | None, Flag("Questions of a benchmark.", shown="all", least=1)] = None
-    threads: Annotated[int | None, Flag("Of the computation, of a folder.", shown="all", least=1)] = None
+    threads: Annotated[int | None, num_threads("Of the computation, of a folder.", shown="all")] = None
     column: Column = "text"
     tokenizer: TokenizerPath = None
     base: BasePath = None
@@ -494,7 +494,7 @@ class GenerateFlags:
         int | None, Flag("Equal seeds give equal text.", shown="another each time", least=0, most=2**63 - 1)
     ] = None
     device: Device = "cpu"
-    threads: Annotated[int | None, Flag("Of the computation.", shown="1 for a small model, else all", least=1)] = None
+    threads: Annotated[int | None, num_threads("Of the computation.", shown="1 for a small model, else all")] = None
     tokenizer: TokenizerPath = None
     base: BasePath = None
     source: SourceFlags

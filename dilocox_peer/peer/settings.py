@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.flags import Flag
+from dilocox_peer.flags import Flag, num_threads
 from dilocox_peer.types import RunId
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Choices:
             "Of a run of adapters: hold the weights beside them in 8 or 4 bits.", shown="as they are", least=0, most=8
         ),
     ] = 0
-    threads: Annotated[int, Flag("Threads of the training.", least=1)] = 1
+    threads: Annotated[int, num_threads("Threads of the training.")] = 1
     initial_peers: Annotated[tuple[str, ...], Flag("More multiaddrs to enter by, beside the link's.", shown=False)] = ()
     host_maddrs: ListenAddresses = ANY_PORT
     announce_maddrs: AnnouncedAddresses = ()

@@ -99,3 +99,15 @@ def _of_a_thread_started_here() -> int:
     thread.start()
     thread.join(DEADLINE_S)
     return found[0]
+
+
+@pytest.mark.parametrize("num_threads", [0, 1 << 40])
+def test_a_thread_that_cannot_begin_says_so_and_refuses_what_waits(num_threads: int):
+    failures: list[str] = []
+    worker = Worker("test", failures.append, num_threads=num_threads)
+    waiting = worker.submit(lambda: None)
+    worker.start()
+    worker.join(DEADLINE_S)
+    [failure] = failures
+    assert failure.startswith("test: ")
+    assert isinstance(waiting.exception(DEADLINE_S), RuntimeError)

@@ -105,10 +105,10 @@ class Worker:
             raise TimeoutError(f"thread {self._thread.name} is still at work after {timeout_s:.1f} s")
 
     def _run(self) -> None:
-        self._give_way()
-        torch.set_num_threads(self._num_threads)  # holds for this thread only
-        may_idle = True
         try:
+            self._give_way()
+            torch.set_num_threads(self._num_threads)  # holds for this thread only
+            may_idle = True
             while self._stop_reason is None:
                 job = self._next_job(may_wait=not may_idle)
                 if job is not None:
