@@ -13,9 +13,11 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from dilocox_peer.errors import ConfigError
 from dilocox_peer.flags import Flag, Positional
 
 PREFIX = "DILOCOX"  # of the environment variables
+MAX_FLOAT = 1e9  # of any flag, whatever its unit: what is more overflows where it is turned into bytes or times
 
 T = TypeVar("T")
 Run = Callable[[T], None]
@@ -39,7 +41,7 @@ def command(app: typer.Typer, *, hidden: bool = False) -> Callable[[Run[T]], Run
 
 
 def made(flags: type[T], typed: Mapping[str, object]) -> T:
-    """The dataclass of what was typed; typed: by the names of fields."""
+    """The dataclass of what was typed; typed: by the names of fields. Raises ConfigError for a number that nothing can be reckoned with."""
     values: dict[str, object] = {}
     for field, hint, mark in _declared(flags):
         if mark is None:
@@ -48,7 +50,10 @@ def made(flags: type[T], typed: Mapping[str, object]) -> T:
             given = typed[field.name]
             values[field.name] = tuple(given) if isinstance(given, list | tuple) and given else field.default
         else:
-            values[field.name] = typed[field.name]
+            value = values[field.name] = typed[field.name]
+            if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN too, which no `least` refuses
+                name = mark.name if isinstance(mark, Flag) and mark.name else field.name.replace("_", "-")
+                raise ConfigError(f"--{name} {value:g}: give a number, at most {MAX_FLOAT:g}")
     return flags(**values)
 
 

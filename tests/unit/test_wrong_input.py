@@ -28,6 +28,14 @@ def say(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
         (["demo", "--report", "HOME"], "--report"),
         (["replay", "HOME/late"], "late"),
         (["replay", "HOME/never"], "never"),
+        (["join", "dilocox://x", "--max-disk", "inf"], "--max-disk"),
+        (["join", "dilocox://x", "--max-memory", "inf"], "--max-memory"),
+        (["join", "dilocox://x", "--max-gb-month", "1e300"], "--max-gb-month"),
+        (["bootstrap", "HOME/run.toml", "--keep-disk", "inf"], "--keep-disk"),
+        (["init", "HOME/run.toml", "--lora-alpha", "nan"], "--lora-alpha"),
+        (["plan", "tiny", "--tokens-per-s", "1000", "--memory", "inf"], "--memory"),
+        (["plan", "tiny", "--tokens-per-s", "1000", "--rtt", "inf"], "--rtt"),
+        (["plan", "tiny", "--tflops", "inf"], "--tflops"),
     ],
 )
 def test_it_is_named_in_one_line(
