@@ -12,7 +12,10 @@ def first_error(error: ValidationError) -> str:
     where = ".".join(str(part) for part in loc) or "the file"
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown field"
-    got = json.dumps(first["input"], default=str)
-    shown = "" if len(got) > 60 or first["type"] == "missing" else f" (got {got})"
+    try:
+        got = json.dumps(first["input"], default=str)
+    except ValueError:  # of a number of thousands of digits, which Python writes no more than it reads
+        got = ""
+    shown = "" if not 0 < len(got) <= 60 or first["type"] == "missing" else f" (got {got})"
     reason = first["msg"].removeprefix("Value error, ")
     return f"{where}: {reason[:1].lower()}{reason[1:]}{shown}"

@@ -38,7 +38,7 @@ def read_config(path: Path, group: Callable[[], Any], *, is_named: bool) -> dict
         raise ConfigError(f"{path} is no file of settings: it has more than {MAX_BYTES} bytes")
     try:
         tables = tomllib.loads(raw.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from None
     commands = group()
     return {command: _of_command(path, command, table, commands) for command, table in tables.items()}
@@ -58,11 +58,15 @@ def _of_command(path: Path, name: str, table: object, group: Any) -> dict[str, A
         if parameter is None:
             raise ConfigError(f"{path}: [{name}] {key} is no flag of `{name}`{_meant(_spelled(key), by_name)}")
         try:
-            parameter.process_value(context, _as_typed(value))
+            typed = _as_typed(value)
+        except ValueError:  # 0xFF...: TOML reads it, and Python writes no number of so many digits
+            raise ConfigError(f"{path}: [{name}] {key}: a number of thousands of digits") from None
+        try:
+            parameter.process_value(context, typed)
         except typer.BadParameter as error:
             reason = " ".join(error.message.split())
             raise ConfigError(f"{path}: [{name}] {key} = {value!r}: {reason}") from None
-        found[parameter.name] = _as_typed(value)
+        found[parameter.name] = typed
     return found
 
 

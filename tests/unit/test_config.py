@@ -102,9 +102,12 @@ def test_a_run_file_that_is_written_is_read(eos):
     assert parse_toml(to_toml(manifest), source="run.toml") == manifest
 
 
-@pytest.mark.parametrize("digits", [30, 5000])
-def test_a_number_of_too_many_digits_is_named(digits):
-    text = to_toml(preset("tiny")).replace("total = 1600", "total = " + "9" * digits)
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 5000, "0x" + "F" * 5000], ids=["30", "5000", "5000 hex"])
+@pytest.mark.parametrize("field", ["total = 1600", "seed = 0"])
+def test_a_number_of_too_many_digits_is_named(field, number):
+    text = to_toml(preset("tiny"))
+    assert field in text
+    text = text.replace(field, f"{field.partition(' ')[0]} = {number}")
     with pytest.raises(ConfigError, match=r"run\.toml"):
         parse_toml(text, source="run.toml")
 

@@ -86,6 +86,9 @@ def test_every_flag_of_every_command_may_stand_in_it(command, tmp_path):
         ('[join]\nthreads = "many"\n', r"threads = 'many'"),
         ("[join]\nnice = 99\n", "nice = 99"),
         ("[join\n", "is no TOML"),
+        (f"[join]\nthreads = {'9' * 5000}\n", "is no TOML"),
+        (f"[join]\nthreads = 0x{'F' * 5000}\n", "threads: a number of thousands"),
+        (f"[join]\ndata = [0x{'F' * 5000}]\n", "data: a number of thousands"),
         ("x" * (1 << 21), "more than"),
     ],
 )
