@@ -5,7 +5,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 cannot reach the run,
 Every flag has an environment variable: DILOCOX_<COMMAND>_<FLAG>, e.g. DILOCOX_JOIN_NAME. `_` may stand for `-` in flags.
 """
 
+import errno
 import io
+import os
 import sys
 from typing import Annotated
 
@@ -49,6 +51,7 @@ app = typer.Typer(
 )
 
 PROGRAM = "dilocox-peer"
+CANNOT_WRITE = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 MAX_ERROR_CHARS = 4000  # of a line; a reason may come from a stranger
 
 
@@ -272,8 +275,13 @@ def main() -> None:
     try:
         path, is_named = config_path()
         settings = read_config(path, lambda: typer.main.get_command(app), is_named=is_named)
-        # It exits by itself: 0, 2 for wrong usage, or what a command said.
-        app(arguments, prog_name=PROGRAM, default_map=settings)
+        try:
+            # It exits by itself: 0, 2 for wrong usage, or what a command said.
+            app(arguments, prog_name=PROGRAM, default_map=settings)
+        except SystemExit:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where it is told if it cannot be written
+            raise
     except DilocoxError as error:
         from dilocox_peer.peer.status import printable_lines
 
@@ -281,13 +289,23 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OSError as error:
         if error.filename is None:
-            raise
+            sys.exit(_unwritten(error))
         from dilocox_peer.peer.status import printable_lines
 
         # Of a path that was given: one in a folder that is closed to us, a name that is too long. Path.exists() raises it too.
         reason = (error.strerror or str(error)).lower()
         typer.echo(printable_lines(f"{PROGRAM}: {error.filename}: {reason}", MAX_ERROR_CHARS), err=True)
         sys.exit(ConfigError.exit_code)
+
+
+def _unwritten(error: OSError) -> int:
+    """The exit code when standard output takes no more, which is told unless its reader has gone (`| head`). Raises any other error."""
+    if error.errno not in CANNOT_WRITE:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the rest is tried again at exit
+    if error.errno != errno.EPIPE:
+        typer.echo(f"{PROGRAM}: cannot write: {(error.strerror or str(error)).lower()}", err=True)
+    return DilocoxError.exit_code
 
 
 def with_dashes(argument: str) -> str:

@@ -1,5 +1,7 @@
-"""What is typed wrongly ends in one line that names it, and exit code 2; never in a traceback."""
+"""What is typed wrongly ends in one line that names it, and exit code 2; never in a traceback. So does, with 1, what cannot be written."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,3 +57,28 @@ def test_settings_nested_without_end_are_no_settings(
     monkeypatch.setenv("DILOCOX_CONFIG", str(settings))
     assert say(["plan", "tiny"], monkeypatch) == 2
     assert "is no TOML" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here that is always full")
+@pytest.mark.parametrize("words", [["plan", "tiny", "--tokens-per-s", "1000"], ["--version"], ["plan", "--help"]])
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_full_disk_behind_standard_output_is_told_in_one_line(words: list[str], buffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dilocox_peer", *words],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": buffered},
+        )  # fmt: skip
+    assert done.stderr == "dilocox-peer: cannot write: no space left on device\n"
+    assert done.returncode == 1
+
+
+def test_a_reader_of_standard_output_that_has_gone_is_no_word_worth() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-m", "dilocox_peer", "plan", "tiny", "--tokens-per-s", "1000"],
+        stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, "")
