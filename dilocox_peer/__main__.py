@@ -10,25 +10,30 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line. Ends with 130 after Ctrl-C, and as by the signal after SIGTERM, when all is cleaned up."""
-    terminated = False
+    """Runs the command line. Ends with 130 after Ctrl-C, and as by the signal after SIGTERM and SIGHUP, when all is cleaned up."""
+    ended_by: int | None = None
 
-    def terminate(_number: int, _frame: object) -> None:
-        nonlocal terminated
-        terminated = True
+    def terminate(number: int, _frame: object) -> None:
+        nonlocal ended_by
+        ended_by = number
+        signal.signal(
+            signal.SIGHUP, signal.SIG_IGN
+        )  # of a terminal that closes it comes twice, from the shell and from the system
         raise KeyboardInterrupt  # the way on which everything is cleaned up
 
     try:
         signal.signal(signal.SIGTERM, terminate)  # until a command that leaves in order has a handler of its own
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's wish is kept
+            signal.signal(signal.SIGHUP, terminate)
         from dilocox_peer.cli.main import main as run
 
         run()
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        if terminated:  # to whoever sent it, we end as by the signal
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+        if ended_by is not None:  # to whoever sent it, we end as by the signal
+            signal.signal(ended_by, signal.SIG_DFL)
+            os.kill(os.getpid(), ended_by)
 
 
 if __name__ == "__main__":

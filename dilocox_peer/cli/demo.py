@@ -108,8 +108,9 @@ class _Demo:
             task.cancel()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup's wish is kept
+                loop.add_signal_handler(number, interrupt)
         try:
             async with asyncio.timeout(self._flags.timeout), self._swarm:
                 await self._train()

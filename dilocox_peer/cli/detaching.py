@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -39,7 +40,7 @@ def detached(home: PeerHome, *, has_log_file: bool) -> None:
         try:
             code = _wait(child, socket_path(home.folder))
         except KeyboardInterrupt:
-            os.killpg(child.pid, signal.SIGTERM)
+            _terminate(child)
             raise
         if code is not None:
             said.seek(0)
@@ -48,13 +49,18 @@ def detached(home: PeerHome, *, has_log_file: bool) -> None:
             typer.echo(words or f"it has ended already, with exit code {code}{why}", err=True)
             raise typer.Exit(code)
     if not is_answered(socket_path(home.folder)):
-        os.killpg(child.pid, signal.SIGTERM)
+        _terminate(child)
         raise ConfigError(
             f"the peer did not answer within {UP_S:.0f} s, and was ended: start it without {FLAG} to see why"
         )
     name = home.name_flag
     log = "" if has_log_file else f"; its log: {_shown(home.folder / LOG)}"
     typer.echo(f"in the background{log}. `dilocox-peer dashboard{name}` shows it, `dilocox-peer leave{name}` ends it")
+
+
+def _terminate(child: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):  # it may end just then
+        os.killpg(child.pid, signal.SIGTERM)
 
 
 def _wait(child: "subprocess.Popen[bytes]", path: Path) -> int | None:

@@ -1,17 +1,23 @@
-"""The dashboard in a terminal, on a pseudo-terminal: a picture that fails gives the terminal back and says so."""
+"""The dashboard in a terminal, on a pseudo-terminal: a picture that fails gives the terminal back and says so, and so does a terminal that hangs up."""
 
+import json
 import os
 import pty
+import signal
+import subprocess
+import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.terminal import Dashboard, Terminal
+from dilocox_peer.events import Remark
 
-LEFT = b"\x1b[?1049l"  # the alternate screen
+TAKEN, LEFT = b"\x1b[?1049h", b"\x1b[?1049l"  # the alternate screen
 
 
 @pytest.fixture
@@ -53,4 +59,45 @@ def test_a_dashboard_that_fails_gives_the_terminal_back_and_says_so_in_one_line(
         assert is_told.wait(10.0)
         assert termios.tcgetattr(program) == before
     assert told == ["the dashboard failed: OverflowError: timestamp out of range for platform time_t"]
-    assert os.read(person, 1 << 16).endswith(LEFT)
+    read_until(person, LEFT)
+
+
+def read_until(fd: int, wanted: bytes) -> None:
+    """Raises AssertionError when what writes there is at its end before; a test that hangs has a time limit."""
+    seen = b""
+    while wanted not in seen:
+        piece = os.read(fd, 1 << 16)
+        assert piece, seen
+        seen += piece
+
+
+def replaying(folder: Path, terminal: int, shell: str = ":") -> "subprocess.Popen[bytes]":
+    log = folder / "log.jsonl"
+    log.write_text("".join(json.dumps(Remark(f"line {at_s}").record(float(at_s))) + "\n" for at_s in range(1000)))
+    return subprocess.Popen(
+        ["sh", "-c", f'{shell}; exec "$@"', "sh", sys.executable, "-m", "dilocox_peer", "replay", str(log)],
+        stdin=terminal, stdout=terminal, stderr=terminal, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_replay_that_a_signal_ends_gives_the_terminal_back(
+    ends: tuple[int, int], tmp_path: Path, number: signal.Signals
+) -> None:
+    person, program = ends
+    before = termios.tcgetattr(program)
+    with replaying(tmp_path, program) as replay:
+        read_until(person, TAKEN)
+        replay.send_signal(number)
+        assert replay.wait(30.0) == -number
+    assert termios.tcgetattr(program) == before
+    read_until(person, LEFT)
+
+
+def test_a_replay_under_nohup_goes_on_when_its_terminal_hangs_up(ends: tuple[int, int], tmp_path: Path) -> None:
+    person, program = ends
+    with replaying(tmp_path, program, shell="trap '' HUP") as replay:
+        read_until(person, TAKEN)
+        replay.send_signal(signal.SIGHUP)
+        os.write(person, b"q")
+        assert replay.wait(30.0) == 0
