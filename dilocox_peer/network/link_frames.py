@@ -138,8 +138,11 @@ class BufferReader:
         return frame
 
 
+ALONE_BYTES = 4096  # a piece of a body that is as long is kept as it came
+
+
 class ChunkReader:
-    """Frames out of a stream that gives bytes: a body is the list of the pieces it came in, not copied.
+    """Frames out of a stream that gives bytes: a body is the list of the pieces it came in; large ones are not copied.
 
     Raises ProtocolError like BufferReader. `in_frame`: the bytes so far end inside a frame.
     """
@@ -165,8 +168,15 @@ class ChunkReader:
                 continue
             if self._missing:
                 part = view[: self._missing]
-                # A small piece must not keep a large buffer alive: the caps count the piece.
-                self._parts.append(part if 2 * len(part) >= len(data) else bytes(part))
+                # The caps count bytes of bodies. So a small piece must not keep a large buffer alive, and small ones are joined: a neighbour
+                # that sends a byte at a time would have each kept as an object of a hundred times its size.
+                last = self._parts[-1] if self._parts else None
+                if len(part) >= ALONE_BYTES:
+                    self._parts.append(part if 2 * len(part) >= len(data) else bytes(part))
+                elif isinstance(last, bytearray):
+                    last += part
+                else:
+                    self._parts.append(bytearray(part))
                 self._missing -= len(part)
                 view = view[len(part) :]
             if not self._missing:

@@ -109,7 +109,30 @@ def test_a_small_piece_of_a_body_keeps_no_large_buffer_alive():
     raw = wire([(FrameKind.FRAME, {}, bytes(50_000)), (FrameKind.FRAME, {}, bytes(10))])
     large, small = ChunkReader(MAX_BODY_BYTES).feed(raw)
     assert isinstance(large.parts[0], memoryview)
-    assert isinstance(small.parts[0], bytes)
+    assert isinstance(small.parts[0], bytearray)
+
+
+def test_a_body_that_comes_byte_by_byte_is_kept_in_one_piece():
+    """Each byte of its own was kept as an object of 200 bytes and more, which no limit counted."""
+    body = random.Random(1).randbytes(30_000)
+    raw, reader, received = wire([(FrameKind.FRAME, {}, body)]), ChunkReader(MAX_BODY_BYTES), list[Frame]()
+    for position in range(len(raw)):
+        received += reader.feed(raw[position : position + 1])
+    [frame] = received
+    assert content(received) == [(FrameKind.FRAME, {}, body)]
+    assert len(frame.parts) == 1
+
+
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=60))
+def test_pieces_of_a_body_are_never_many_for_its_size(sizes):
+    reader = ChunkReader(MAX_BODY_BYTES * 10)
+    [frame] = [
+        each
+        for piece in (pack_header(FrameKind.FRAME, {}, sum(sizes)), *map(bytes, sizes))
+        for each in reader.feed(piece)
+    ]
+    assert sum(map(len, frame.parts)) == sum(sizes)
+    assert len(frame.parts) <= 1 + 2 * sum(sizes) // 4096
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6), st.data())
