@@ -98,3 +98,44 @@ def test_nothing_is_waited_for_of_who_has_gone_on_along_another_branch() -> None
     assert members.is_alive(gone, 1.0), "it stays in the roster, and may come over"
     members.said(gone, Heartbeat(0, HEAD, 1, 1, 1, 1, 0, 2, 0, True, b""))
     assert members.takes_part(gone, 1.0), "it has come over"
+
+
+def why_expelled(members: Members, before: str, after: str, *, unwanted: str = "", max_peers: int = 16) -> str | None:
+    def peers(names: str) -> tuple[PeerId, ...]:
+        return tuple(map(PeerId, names))
+
+    return members.why_expelled(
+        peers(before), peers(after), (), 1.0, is_unwanted=lambda peer: peer in unwanted, max_peers=max_peers
+    )
+
+
+def voters_that_were(names: str, now: str, newcomers: str = "") -> Members:
+    """Who voted with us before and follows, and who votes now; newcomers sit in the roster too."""
+    members = members_that_know(range_of_sybils="")
+    members.sit_down(tuple(map(PeerId, names)), tuple(map(PeerId, names)), [HEAD], 0.0)
+    members.sit_down(tuple(map(PeerId, now + newcomers)), tuple(map(PeerId, now)), [HEAD], 0.5)
+    return members
+
+
+def test_of_voters_that_are_here_a_third_may_be_left_out() -> None:
+    members = voters_that_were("abcdef", "abcdef")
+    assert why_expelled(members, "abcdef", "abcd") is None
+    assert why_expelled(members, "abcdef", "abc") == "a roster without 3 members that are here"
+    assert (
+        why_expelled(voters_that_were("abc", "abc", "def"), "abcdef", "adef")
+        == "a roster without 2 voters that are here"
+    )
+
+
+def test_who_voted_before_and_is_back_counts_where_there_is_a_place() -> None:
+    members = voters_that_were("abcdef", "abcd")
+    assert why_expelled(members, "abcd", "abcd") is None, "two of six: who leads may not have heard that they are back"
+    assert why_expelled(members, "abcd", "abc") == "a roster without 3 voters that are here"
+    assert why_expelled(members, "abcd", "abce") is None
+    assert why_expelled(members, "abcd", "abc", max_peers=3) is None, "there is no place for them"
+    assert why_expelled(members, "abcd", "abc", unwanted="ef") is None, "banned, or proved to have voted twice"
+    assert why_expelled(members, "abcd", "abc", unwanted="de") is None
+
+
+def test_of_two_voters_neither_is_left_out() -> None:
+    assert why_expelled(voters_that_were("ab", "ab"), "ab", "b") == "a roster without 1 voters that are here"

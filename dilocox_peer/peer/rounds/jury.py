@@ -82,9 +82,10 @@ class Jury:
         """Why value has not the next roster of who leads in good faith. One that is banned, or that a proof is known of here, may be left out."""
         seat, conduct = self._seat, self._conduct
         banned = () if seat.directive is None else seat.directive.banned
-        before = [peer for peer in seat.place.roster if peer not in banned and not conduct.is_proven(peer)]
-        contributors = {entry.peer for entry in value.entries}
-        return self._members.why_expelled(before, value.roster, contributors, now, max_peers=seat.owner.max_peers)
+        return self._members.why_expelled(
+            seat.place.roster, value.roster, {entry.peer for entry in value.entries}, now,
+            is_unwanted=lambda peer: peer in banned or conduct.is_proven(peer), max_peers=seat.owner.max_peers,
+        )  # fmt: skip
 
     def would_refuse(self, value: Value, now: float) -> bool:
         """As why_not_believed, of a value that nobody proposes to us."""

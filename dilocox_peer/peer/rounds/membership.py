@@ -316,35 +316,24 @@ class Members:
         contributors: Collection[PeerId],
         now: float,
         *,
+        is_unwanted: Callable[[PeerId], bool],
         max_peers: int,
     ) -> str | None:
-        """Why nobody in good faith writes this roster, in a certificate with these contributors, or None: members that are here are not in it."""
+        """Why nobody in good faith writes this roster, in a certificate with these contributors, or None: members that are here are not in it.
+        is_unwanted: of a peer, whether it may be left out."""
+        before = [peer for peer in before if not is_unwanted(peer)]
+        back = [peer for peer in sorted(self._back) if not is_unwanted(peer) and self.is_alive(peer, now)]
         here = [peer for peer in before if peer not in after and (peer == self._me or self.is_alive(peer, now))]
         if expelled := [peer for peer in here if peer in contributors]:
             return f"a roster without {expelled[0]}, which has contributed and is here"
         if len(here) > few_of(before):
             return f"a roster without {len(here)} members that are here"
-        return self._why_unseated(before, here, after, max_peers, now)
-
-    def _why_unseated(
-        self,
-        before: Collection[PeerId],
-        expelled: Collection[PeerId],
-        after: Collection[PeerId],
-        max_peers: int,
-        now: float,
-    ) -> str | None:
-        """As why_expelled, of voters. A third of those here at most, or a few rounds' leader would be a quorum alone; and as it could leave out
-        others each time, who voted before and is back counts, if there is a place for it."""
-        voters = [peer for peer in self._voters if peer in before]
-        back = sorted(peer for peer in self._back if self.is_alive(peer, now))
-        places = within_shares(after, [peer for peer in back if peer not in after], self._range_of, max_peers)[
-            :max_peers
-        ]
-        out = [peer for peer in expelled if peer in voters]
-        out += [peer for peer in places if peer not in after and peer not in before]
-        here = [peer for peer in voters if peer == self._me or self.is_alive(peer, now)]
-        if 3 * len(out) > len({*here, *back}):
+        # Of voters a third of those here at most, or who leads a few rounds would be a quorum alone; and as it could leave out others each
+        # time, who voted before and is back counts, if there is a place for it.
+        places = within_shares(after, [peer for peer in back if peer not in after], self._range_of, max_peers)
+        out = [peer for peer in here if peer in self._voters] + places[len(after) : max_peers]
+        voters = [peer for peer in before if peer in self._voters and (peer == self._me or self.is_alive(peer, now))]
+        if 3 * len(out) > len({*voters, *back}):
             return f"a roster without {len(out)} voters that are here"
         return None
 

@@ -212,7 +212,9 @@ class Notary:
     def _receive(self, sender: PeerId, message: Message) -> list[Action]:
         if message.stage != self._terms.stage:
             return []
-        if sender in self._heard_at or sender in self._chain.place.voters:  # also who was left out meanwhile, and speaks
+        if (
+            sender in self._heard_at or sender in self._chain.place.voters
+        ):  # also who was left out meanwhile, and speaks
             self._heard_at[sender] = self._now
         actions: list[Action] = []
         reason: str | None = None
