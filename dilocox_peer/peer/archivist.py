@@ -402,7 +402,7 @@ class Archivist:
             self._kept.get(stage, Kept(self._archive.stages[stage].annals, 0)).round for stage in lacking
         )
         with suppress(OSError):  # they cost room; the next copy tries again
-            await asyncio.to_thread(self._archive.let_go, *self._archive.wanted())
+            await asyncio.to_thread(self._archive.let_go, *self._archive.spare())
         self._broken.clear()
         self._note_kept()
         self._listener(

@@ -103,7 +103,7 @@ async def _own_pass(newcomer: Newcomer, gate: Gate, run_name: str, transport: Tr
         raise RunRefused(_refused(run_name, why_not_kept))
     if why_not_grant is not None:
         raise RunRefused(_refused(run_name, why_not_grant))
-    own = grant if grant.is_pass else await _redeem(grant, newcomer, gate, run_name, transport)
+    own = grant if grant.is_pass else await redeem(grant, newcomer, gate, run_name, transport)
     try:
         _write(newcomer.folder / PASS_FILE, own.to_bytes())
     except OSError as error:
@@ -111,10 +111,13 @@ async def _own_pass(newcomer: Newcomer, gate: Gate, run_name: str, transport: Tr
     return own
 
 
-async def _redeem(grant: Grant, newcomer: Newcomer, gate: Gate, run_name: str, transport: Transport) -> Grant:
-    """The pass that a bootstrap of the link makes of grant."""
+async def redeem(grant: Grant, newcomer: Newcomer, gate: Gate, run_name: str, transport: Transport) -> Grant:
+    """The pass that a bootstrap of the link makes of grant, which is worth something: nobody else is shown it."""
     said = "none of the link's addresses answered"
-    for peer in dict.fromkeys(parse_multiaddr(text, "peer").peer for text in transport.initial_peers):
+    named = (
+        peer for text in transport.initial_peers if (peer := parse_multiaddr(text, "peer").peer) in transport.named
+    )
+    for peer in dict.fromkeys(named):
         assert peer is not None
         try:
             header, _ = await transport.fetch(

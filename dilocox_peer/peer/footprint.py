@@ -12,13 +12,13 @@ def resident_bytes() -> int:
     try:
         me = psutil.Process()
         family = [me, *me.children(recursive=True)]
-    except psutil.Error:
+    except (psutil.Error, OSError):  # OSError: no file descriptor is left for /proc
         return 0
     total = 0
     for process in family:
         try:
             total += process.memory_info().rss
-        except psutil.Error:
+        except (psutil.Error, OSError):
             continue  # it has ended meanwhile
     return total
 

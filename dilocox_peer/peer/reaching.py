@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import PeerUnavailable
+from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import Listener
 from dilocox_peer.events_of_reach import LineChanged, PassingOn, PortOpened, Reach, ReachChanged
 from dilocox_peer.invitation import address_range, all_loopback, parse_multiaddr
@@ -30,6 +30,7 @@ from dilocox_peer.network.reservations import Reservations
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.network.tunnels import Tunnels, own_door
 from dilocox_peer.peer.dial_plan import DialPlan
+from dilocox_peer.peer.dial_slots import DialSlots
 from dilocox_peer.peer.dialback import SERVICE, DialbackVerdict, connect_anew
 from dilocox_peer.peer.line_watch import LineWatch
 from dilocox_peer.peer.links.conveyor import Conveyor
@@ -86,7 +87,8 @@ class Reaching:
         self._on_dialled: OnDialled | None = None
         self._on_paths: Callable[[], None] | None = None
         self._nudge = asyncio.Event()
-        self._slots = asyncio.Semaphore(DIALS_AT_ONCE)
+        self._slots = asyncio.Semaphore(DIALS_AT_ONCE)  # of connections that are made anew
+        self._dialling = DialSlots()
         self._told: Reach | None = None
         self._look_at, self._look_s = 0.0, LOOK_EVERY_S
 
@@ -288,7 +290,7 @@ class Reaching:
             await self._transport.fetch(peer, SERVICE, {}, max_body_bytes=0, timeout_s=TRY_S, stall_timeout_s=TRY_S)
         except PeerSilent:
             return False
-        except PeerUnavailable:
+        except (PeerUnavailable, ProtocolError):  # nonsense is an answer too
             pass
         return True
 
@@ -346,7 +348,7 @@ class Reaching:
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         seen_in, is_there = "", False
-        async with self._slots:
+        async with self._dialling.slot(peer, addresses, is_known=peer in self._transport.heard):
             with suppress(PeerUnavailable):
                 await self._transport.connect(peer, addresses)
                 is_there = True

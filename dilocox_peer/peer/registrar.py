@@ -22,6 +22,7 @@ from dilocox_peer.events import Failed, Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.transport import PeerGone, Transport
 from dilocox_peer.peer.desk import OwnerRecords
+from dilocox_peer.peer.dial_slots import DialSlots
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.contract import (
     OwnerSpoke,
@@ -48,8 +49,7 @@ from dilocox_peer.wire.rounds import decode_message, encode_message
 LOOK_FIRST_S = 1.0  # between two looks at a stage that has not begun
 LOOK_S = 15.0
 LOOKS_AT_ONCE = 16  # stages looked at in a second: of a run with very many, each waits longer
-DIALS_AT_ONCE = 8
-DIAL_S = 5.0
+DIAL_S, DIAL_AGAIN_S = 5.0, 15.0
 SEND_TIMEOUT_S = 5.0
 MAX_INPUTS = 256  # waiting at one notary; beyond, messages are dropped: whoever asked asks again
 RESTART_S = 5.0
@@ -98,6 +98,8 @@ class Registrar:
         self.directive: Directive | None = None
         """The newest of the owner's that is known here."""
         self._looked_at = [float("-inf")] * manifest.stages.count
+        self._dialling = DialSlots()
+        self._dial_again_at: dict[PeerId, float] = {}  # inf: it is being dialled
         self._trouble = ""
 
     @property
@@ -142,6 +144,10 @@ class Registrar:
             await asyncio.sleep(RESTART_S)
 
     async def _keep_looking(self) -> None:
+        async with asyncio.TaskGroup() as dials:  # a look waits for none of them: anybody can be listed, and not answer
+            await self._look_and_meet(dials)
+
+    async def _look_and_meet(self, dials: asyncio.TaskGroup) -> None:
         while True:
             due = self._due(asyncio.get_running_loop().time())
             try:
@@ -152,7 +158,7 @@ class Registrar:
                 self._trouble = str(error)
             else:
                 self._trouble = ""
-                await self._meet([lease for leases in found for lease in leases])
+                self._meet([lease for leases in found for lease in leases], dials)
                 await self._recall([stage for stage, leases in zip(due, found, strict=True) if leases])
             await asyncio.sleep(LOOK_FIRST_S)
 
@@ -218,21 +224,27 @@ class Registrar:
             self._looked_at[stage] = now
         return stages[:LOOKS_AT_ONCE]
 
-    async def _meet(self, leases: Sequence[Lease]) -> None:
+    def _meet(self, leases: Sequence[Lease], dials: asyncio.TaskGroup) -> None:
         """Dials those that their notary does not know, and makes them known to it."""
-        slots = asyncio.Semaphore(DIALS_AT_ONCE)
+        now = asyncio.get_running_loop().time()
+        self._dial_again_at = {peer: at for peer, at in self._dial_again_at.items() if at > now}
+        for lease in leases:
+            if lease.peer not in self._dial_again_at and not self._desks[lease.stage].knows(lease.peer):
+                self._dial_again_at[lease.peer] = float("inf")  # it is under way
+                dials.create_task(self._dial(lease), name="dial")
 
-        async def dial(lease: Lease) -> None:
-            try:
-                async with slots:
-                    await self._transport.connect(lease.peer, lease.addresses, DIAL_S)
-                    addresses = await self._transport.range_of(lease.peer)
-            except PeerUnavailable:
-                return  # the next look tries again
+    async def _dial(self, lease: Lease) -> None:
+        is_known = lease.peer in self._transport.heard
+        again_s = 0.0
+        try:
+            async with self._dialling.slot(lease.peer, lease.addresses, is_known=is_known):
+                await self._transport.connect(lease.peer, lease.addresses, DIAL_S)
+                addresses = await self._transport.range_of(lease.peer)
             self._desks[lease.stage].meet(lease.peer, addresses)
-
-        new = [lease for lease in leases if not self._desks[lease.stage].knows(lease.peer)]
-        await asyncio.gather(*(dial(lease) for lease in new))
+        except PeerUnavailable:
+            again_s = DIAL_AGAIN_S
+        finally:
+            self._dial_again_at[lease.peer] = asyncio.get_running_loop().time() + again_s
 
 
 class _Desk:

@@ -27,7 +27,7 @@ class Kept:
                 if entry.blob not in self.archive.contributions:
                     self.archive.contributions.put(entry.peer.encode())
         self.stage.save(certified.states[number])
-        self.archive.let_go(*self.archive.wanted())
+        self.archive.let_go(*self.archive.spare())
 
     @property
     def rounds(self) -> list[int]:
@@ -83,3 +83,16 @@ def test_once_the_owner_has_vouched_for_the_branch_the_newest_is_enough(kept: Ke
     kept.stage.annals.hear(Checkpoint(STAGE, MANIFEST.genesis(STAGE), 10, place.value.round, place.head, 1, False))
     kept.follow(certified.rounds(2), 12)
     assert kept.rounds == [11]
+
+
+def test_what_comes_while_others_are_let_go_of_stays(kept: Kept) -> None:
+    """Of rounds certified meanwhile: a leaving peer had been told that they are here."""
+    certified = CertifiedStage().rounds(4)
+    kept.follow(certified, 4)
+    spare = kept.archive.spare()
+    certified.rounds(1)
+    kept.stage.annals.take(certified.certificates[len(kept.stage.annals.certificates) :])
+    for entry in certified.certificates[-1].value.entries:
+        kept.archive.contributions.put(entry.peer.encode())
+    kept.archive.let_go(*spare)
+    assert kept.archive.missing(STAGE) == []

@@ -128,21 +128,27 @@ class Archive:
         self.contributions = Shelf(folder / "contributions")
         self.stages = tuple(StageArchive(folder, manifest, stage, listener) for stage in range(manifest.stages.count))
         self._folder = folder
-        _, names = self.wanted()
+        _, names = self.to_keep()
         self.let_go([()] * len(self.stages), names)
 
-    def wanted(self) -> tuple[Sequence[set[Digest]], set[Digest]]:
+    def to_keep(self) -> tuple[Sequence[set[Digest]], set[Digest]]:
         """(heads of the states of each stage, names of the contributions) to keep."""
         found = [stage.wanted for stage in self.stages]
         return [heads for heads, _ in found], {
             name for _, certificates in found for each in certificates for name in each.value.blobs
         }
 
+    def spare(self) -> tuple[Sequence[set[Digest]], frozenset[Digest]]:
+        """(heads of the states of each stage to keep, names of the contributions that need not be kept) as it is now."""
+        heads, names = self.to_keep()
+        return heads, self.contributions.held - names
+
     def let_go(self, heads: Sequence[Collection[Digest]], names: Collection[Digest]) -> None:
-        """Of all states and contributions but these. Blocking, while chains may go on. Raises OSError."""
+        """Of all states but those at these heads, and of these contributions: what comes meanwhile stays. Blocking, while chains may go on.
+        Raises OSError."""
         for stage, wanted in zip(self.stages, heads, strict=True):
             stage.let_go(wanted)
-        for name in self.contributions.held - {*names}:
+        for name in names:
             self.contributions.forget(name)
 
     def size_bytes(self) -> int:
