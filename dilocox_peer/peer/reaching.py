@@ -12,12 +12,13 @@ The decisions are network/relay_choice.py's and dial_plan.py's; here are the clo
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
-from dilocox_peer.events import Listener
+from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_reach import LineChanged, PassingOn, PortOpened, Reach, ReachChanged
 from dilocox_peer.invitation import address_range, all_loopback, parse_multiaddr
 from dilocox_peer.network.bulk import PeerSilent
@@ -164,16 +165,16 @@ class Reaching:
                     self._on_paths()
                 later = () if self._may_be_met else {each.peer for each in self._leases if each.is_relayed}
                 for peer, addresses in self._plan.due(self.paths, clock(), later=later):
-                    tasks.create_task(self._dial(peer, addresses), name="dial")
+                    tasks.create_task(self._guarded(self._dial(peer, addresses), "dial"), name="dial")
                 may_punch = not self._is_direct and self._outside.known is not None
                 for peer, addresses in self._plan.to_better(self.paths, clock(), may_punch=may_punch):
-                    tasks.create_task(self._better(peer, addresses), name="better")
+                    tasks.create_task(self._guarded(self._better(peer, addresses), "better"), name="better")
                 self._look_for_missing(clock())
                 self._tell_outside(tasks, clock())
                 self._watch_line(tasks, clock())
                 if (links := self._links()) != self._asked_of:
                     self._asked_of = links
-                    tasks.create_task(self._ask_now(), name="dial-back")
+                    tasks.create_task(self._guarded(self._ask_now(), "dial-back"), name="dial-back")
             self._weigh(is_settled=clock() - started >= TELL_S)
             if self.relay is not None and self.relay.num_reserved != self._num_passed_on:
                 self._num_passed_on = self.relay.num_reserved
@@ -181,6 +182,12 @@ class Reaching:
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._nudge.wait()
+
+    async def _guarded(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        try:
+            await work
+        except Exception as error:  # a task boundary: what one peer answers must not end our stay
+            self._listener(Failed("reaching others", f"{name}: {type(error).__name__}: {error}"))
 
     async def _look_at_paths(self) -> dict[PeerId, str]:
         paths: dict[PeerId, str] = {**await self._transport.paths()}
@@ -229,18 +236,20 @@ class Reaching:
         if self._line.is_another(own_hosts(), now, time.time()):
             self._reachability.moved()
             self._all_anew(tasks, now)
-            tasks.create_task(self._ask_where_we_are(), name="dial-back")
+            tasks.create_task(self._guarded(self._ask_where_we_are(), "dial-back"), name="dial-back")
             return
         if self._comes_out_elsewhere(now):
             self._all_anew(tasks, now, but=self._looked_from)
             return
         self.reservations.look(self.paths.keys() | self._anew)
         while self._regained_relays:
-            tasks.create_task(self._look_from(self._regained_relays.pop()), name="dial-back")
+            tasks.create_task(
+                self._guarded(self._look_from(self._regained_relays.pop()), "dial-back"), name="dial-back"
+            )
         silent = self._line.silent(self.paths, self._transport.heard, now)
         relays = self.reservations.held if self._line.is_silent(self.paths, self._transport.heard, now) else ()
         for peer in {*silent, *(relays if silent else ())}:
-            tasks.create_task(self._try_out(peer), name="try out")
+            tasks.create_task(self._guarded(self._try_out(peer), "try out"), name="try out")
 
     def _all_anew(self, tasks: asyncio.TaskGroup, now: float, *, but: Collection[PeerId] = ()) -> None:
         self._moved_at = now
@@ -248,7 +257,7 @@ class Reaching:
         self._listener(LineChanged())
         for peer in self._known_addresses():
             if peer not in but:
-                tasks.create_task(self._connect_anew(peer), name="connect anew")
+                tasks.create_task(self._guarded(self._connect_anew(peer), "connect anew"), name="connect anew")
 
     def _comes_out_elsewhere(self, now: float) -> bool:
         """Whether our router has another address: connections of before lead nowhere, and only new ones tell."""
