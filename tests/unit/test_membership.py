@@ -100,12 +100,13 @@ def test_nothing_is_waited_for_of_who_has_gone_on_along_another_branch() -> None
     assert members.takes_part(gone, 1.0), "it has come over"
 
 
-def why_expelled(members: Members, before: str, after: str, *, unwanted: str = "", max_peers: int = 16) -> str | None:
+def why_not(members: Members, before: str, after: str, *, unwanted: str = "", max_peers: int = 16) -> str | None:
     def peers(names: str) -> tuple[PeerId, ...]:
         return tuple(map(PeerId, names))
 
-    return members.why_expelled(
-        peers(before), peers(after), (), 1.0, is_unwanted=lambda peer: peer in unwanted, max_peers=max_peers
+    reason = members.why_expelled(tuple(peer for peer in peers(before) if peer not in unwanted), peers(after), (), 1.0)
+    return reason or members.why_unseated(
+        peers(after), 1.0, is_unwanted=lambda peer: peer in unwanted, max_peers=max_peers
     )
 
 
@@ -119,23 +120,20 @@ def voters_that_were(names: str, now: str, newcomers: str = "") -> Members:
 
 def test_of_voters_that_are_here_a_third_may_be_left_out() -> None:
     members = voters_that_were("abcdef", "abcdef")
-    assert why_expelled(members, "abcdef", "abcd") is None
-    assert why_expelled(members, "abcdef", "abc") == "a roster without 3 members that are here"
-    assert (
-        why_expelled(voters_that_were("abc", "abc", "def"), "abcdef", "adef")
-        == "a roster without 2 voters that are here"
-    )
+    assert why_not(members, "abcdef", "abcd") is None
+    assert why_not(members, "abcdef", "abc") == "a roster without 3 members that are here"
+    assert why_not(voters_that_were("abc", "abc", "def"), "abcdef", "adef") == "a roster without 2 voters that are here"
 
 
 def test_who_voted_before_and_is_back_counts_where_there_is_a_place() -> None:
     members = voters_that_were("abcdef", "abcd")
-    assert why_expelled(members, "abcd", "abcd") is None, "two of six: who leads may not have heard that they are back"
-    assert why_expelled(members, "abcd", "abc") == "a roster without 3 voters that are here"
-    assert why_expelled(members, "abcd", "abce") is None
-    assert why_expelled(members, "abcd", "abc", max_peers=3) is None, "there is no place for them"
-    assert why_expelled(members, "abcd", "abc", unwanted="ef") is None, "banned, or proved to have voted twice"
-    assert why_expelled(members, "abcd", "abc", unwanted="de") is None
+    assert why_not(members, "abcd", "abcd") is None, "two of six: who leads may not have heard that they are back"
+    assert why_not(members, "abcd", "abc") == "a roster without 3 voters that are here"
+    assert why_not(members, "abcd", "abce") is None
+    assert why_not(members, "abcd", "abc", max_peers=3) is None, "there is no place for them"
+    assert why_not(members, "abcd", "abc", unwanted="ef") is None, "banned, or proved to have voted twice"
+    assert why_not(members, "abcd", "abc", unwanted="de") is None
 
 
 def test_of_two_voters_neither_is_left_out() -> None:
-    assert why_expelled(voters_that_were("ab", "ab"), "ab", "b") == "a roster without 1 voters that are here"
+    assert why_not(voters_that_were("ab", "ab"), "ab", "b") == "a roster without 1 voters that are here"

@@ -79,17 +79,26 @@ class Jury:
         return None
 
     def _why_expelled(self, value: Value, now: float) -> str | None:
-        """Why value has not the next roster of who leads in good faith. One that is banned, or that a proof is known of here, may be left out."""
-        seat, conduct = self._seat, self._conduct
-        banned = () if seat.directive is None else seat.directive.banned
-        return self._members.why_expelled(
-            seat.place.roster, value.roster, {entry.peer for entry in value.entries}, now,
-            is_unwanted=lambda peer: peer in banned or conduct.is_proven(peer), max_peers=seat.owner.max_peers,
-        )  # fmt: skip
+        """Why value has not the next roster of who leads in good faith."""
+        before = [peer for peer in self._seat.place.roster if not self._may_be_left_out(peer)]
+        return self._members.why_expelled(before, value.roster, {entry.peer for entry in value.entries}, now)
+
+    def _why_unseated(self, value: Value, now: float, leader: PeerId | None = None) -> str | None:
+        """Why its next roster has too few of the voters, whoever wrote it. leader: who has proposed it."""
+        return self._members.why_unseated(
+            value.roster, now, is_unwanted=self._may_be_left_out, max_peers=self._seat.owner.max_peers, leader=leader
+        )
+
+    def _may_be_left_out(self, peer: PeerId) -> bool:
+        """Whether it is banned, or a proof against it is known here."""
+        directive = self._seat.directive
+        return (directive is not None and peer in directive.banned) or self._conduct.is_proven(peer)
 
     def would_refuse(self, value: Value, now: float) -> bool:
         """As why_not_believed, of a value that nobody proposes to us."""
-        if self._why_expelled(value, now) or self._members.why_unknown(self._seat.place.roster, value.roster):
+        if self._why_expelled(value, now) or self._why_unseated(value, now):
+            return True
+        if self._members.why_unknown(self._seat.place.roster, value.roster):
             return True
         is_overdone = any(self.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
         return is_overdone or self._seat.why_not_planned(value) is not None
@@ -103,6 +112,7 @@ class Jury:
         reason = seat.owner.directing.why_withheld(value.directive, seat.place.directive)
         if reason := reason or self._why_expelled(value, now):
             self._conduct.strike(leader, "led", reason)
+        reason = reason or self._why_unseated(value, now, leader)
         return reason or self._members.why_unknown(seat.place.roster, value.roster)
 
     def why_not_worked(self, entry: Entry, now: float, spread: float = 1.0) -> str | None:

@@ -310,29 +310,32 @@ class Members:
         return tuple(within_shares(stay, join, self._range_of, max_peers)[:max_peers])
 
     def why_expelled(
+        self, before: Collection[PeerId], after: Collection[PeerId], contributors: Collection[PeerId], now: float
+    ) -> str | None:
+        """Why nobody in good faith writes this roster, in a certificate with these contributors, or None: members that are here are not in it.
+        before: without those that may be left out."""
+        here = [peer for peer in before if peer not in after and (peer == self._me or self.is_alive(peer, now))]
+        if expelled := [peer for peer in here if peer in contributors]:
+            return f"a roster without {expelled[0]}, which has contributed and is here"
+        return f"a roster without {len(here)} members that are here" if len(here) > few_of(before) else None
+
+    def why_unseated(
         self,
-        before: Collection[PeerId],
         after: Collection[PeerId],
-        contributors: Collection[PeerId],
         now: float,
         *,
         is_unwanted: Callable[[PeerId], bool],
         max_peers: int,
+        leader: PeerId | None = None,
     ) -> str | None:
-        """Why nobody in good faith writes this roster, in a certificate with these contributors, or None: members that are here are not in it.
-        is_unwanted: of a peer, whether it may be left out."""
-        before = [peer for peer in before if not is_unwanted(peer)]
-        back = [peer for peer in sorted(self._back) if not is_unwanted(peer) and self.is_alive(peer, now)]
-        here = [peer for peer in before if peer not in after and (peer == self._me or self.is_alive(peer, now))]
-        if expelled := [peer for peer in here if peer in contributors]:
-            return f"a roster without {expelled[0]}, which has contributed and is here"
-        if len(here) > few_of(before):
-            return f"a roster without {len(here)} members that are here"
-        # Of voters a third of those here at most, or who leads a few rounds would be a quorum alone; and as it could leave out others each
-        # time, who voted before and is back counts, if there is a place for it.
+        """Why this roster leaves out more voters than it may, or None: a third of those here, or who leads a few rounds would be a quorum alone;
+        and as it could leave out others each time, who voted before and is back counts, if there is a place for it. Who leads may not have
+        heard them. is_unwanted: of a peer, whether it may be left out. leader: who has proposed the roster just now."""
+        is_here = {peer for peer in self._voters if peer in (self._me, leader) or self.is_alive(peer, now)}
+        back = [peer for peer in sorted(self._back) if self.is_alive(peer, now) and not is_unwanted(peer)]
+        voters = [peer for peer in is_here if not is_unwanted(peer)]
         places = within_shares(after, [peer for peer in back if peer not in after], self._range_of, max_peers)
-        out = [peer for peer in here if peer in self._voters] + places[len(after) : max_peers]
-        voters = [peer for peer in before if peer in self._voters and (peer == self._me or self.is_alive(peer, now))]
+        out = [peer for peer in voters if peer not in after] + places[len(after) : max_peers]
         if 3 * len(out) > len({*voters, *back}):
             return f"a roster without {len(out)} voters that are here"
         return None
