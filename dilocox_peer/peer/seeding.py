@@ -26,6 +26,9 @@ AGAIN_S = 5.0  # before the same shard is asked for again; twice as long each ti
 MOST_AGAIN_S = 600.0
 FETCH_S = 3600.0
 ENTER_S = 120.0
+PEERS_S = (
+    30.0  # that peers have for the catalogue before the web is asked: one that trickles it keeps nobody from the web
+)
 
 Donors = Callable[[], Awaitable[Sequence[PeerId]]]
 
@@ -78,32 +81,28 @@ class Web(Protocol):
 
 async def fetch_catalogue(store: Store, wanted: str, donors: Donors, web: Web | None = None) -> tuple[Catalogue, Path]:
     """(the catalogue of that sha256, where it lies now), from whoever has it. Raises ConfigError when nobody does."""
-    deadline = time.monotonic() + ENTER_S
-    said = ""
+    name, deadline, said = Digest(bytes.fromhex(wanted)), time.monotonic() + ENTER_S, ""
+    peers_s = ENTER_S if web is None else PEERS_S
     while True:
         try:
-            path = await store.fetch(
-                Digest(bytes.fromhex(wanted)), donors=await donors(), max_bytes=MAX_CATALOGUE_BYTES, timeout_s=ENTER_S
+            path: Path | None = await store.fetch(
+                name, donors=await donors(), max_bytes=MAX_CATALOGUE_BYTES, timeout_s=peers_s
             )
         except (ThingUnavailable, TimeoutError):
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"nobody in the run has its catalogue ({wanted[:16]}{said}): pass --data with a folder of the run's shards"
-                ) from None
+            path = None
             if web is not None:
                 try:
-                    await web.fetch(
-                        CATALOGUE_FILE,
-                        Digest(bytes.fromhex(wanted)),
-                        max_bytes=MAX_CATALOGUE_BYTES,
-                        is_exact=False,
-                    )
-                    continue  # it is on the shelf
+                    await web.fetch(CATALOGUE_FILE, name, max_bytes=MAX_CATALOGUE_BYTES, is_exact=False)
+                    path = await store.path(name)
                 except DilocoxError as error:
                     said = f"; {error}"
-            await asyncio.sleep(AGAIN_S)
-            continue
-        return catalogue_of(await asyncio.to_thread(path.read_bytes), source=str(path)), path
+        if path is not None:
+            return catalogue_of(await asyncio.to_thread(path.read_bytes), source=str(path)), path
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"nobody in the run has its catalogue ({wanted[:16]}{said}): pass --data with a folder of the run's shards"
+            )
+        await asyncio.sleep(AGAIN_S)
 
 
 class ShardFetcher:
@@ -165,7 +164,7 @@ class ShardFetcher:
         """Whether it came from the web. Raises DilocoxError, TimeoutError, OSError."""
         try:
             await self._store.fetch(name, donors=await self._donors(), max_bytes=size_bytes, timeout_s=FETCH_S)
-        except ThingUnavailable:
+        except (ThingUnavailable, TimeoutError):
             if self._web is None:
                 raise
             await self._web.fetch(shard.file_name, name, max_bytes=size_bytes, is_exact=True)

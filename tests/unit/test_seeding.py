@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from dilocox_peer.data.catalogue import Catalogue, Shard
-from dilocox_peer.peer.seeding import ShardFetcher, SharedFolders
+from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue, Shard
+from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.peer.seeding import FETCH_S, ShardFetcher, SharedFolders, fetch_catalogue
 from dilocox_peer.store.outline import CHUNK_BYTES, outline_of
 from dilocox_peer.types import sha256
+from tests.virtual_loop import run_virtually
 
 RAW = os.urandom(2 * CHUNK_BYTES + 99) + b"!"
 BYTES = {"tokenizer": "bytes", "bos": "", "eos": "", "vocab_size": 256}
@@ -89,3 +91,66 @@ def test_what_is_here_is_not_said_to_be_fetched(here, events):
 
     asyncio.run(scenario())
     assert len(told) == stored.fetched == events
+
+
+class Trickled:
+    """A store of which the peers that say they have a thing never finish it."""
+
+    def __init__(self):
+        self.at: Path | None = None
+
+    async def path(self, name):
+        return self.at
+
+    async def fetch(self, name, *, timeout_s, **_):
+        if self.at is None:
+            await asyncio.sleep(timeout_s + 0.01)  # as a timeout is never early
+            raise TimeoutError
+        return self.at
+
+
+class Hung:
+    """A web folder. raw: what it has; None: nothing that is whole."""
+
+    def __init__(self, stored, path, raw):
+        self.stored, self.at, self.raw = stored, path, raw
+        self.asked: list[str] = []
+
+    async def fetch(self, file_name, name, **_):
+        self.asked.append(file_name)
+        if self.raw is None:
+            raise DilocoxError("it is not there")
+        self.at.write_bytes(self.raw)
+        self.stored.at = self.at
+
+
+def test_a_catalogue_that_peers_only_trickle_comes_from_the_web(tmp_path, monkeypatch):
+    raw = CATALOGUE.model_dump_json().encode()
+    stored: Any = Trickled()
+    web = Hung(stored, tmp_path / "catalogue", raw)
+    found, path = run_virtually(fetch_catalogue(stored, sha256(raw).hex(), nobody, web), monkeypatch)
+    assert (found, path) == (CATALOGUE, web.at)
+    assert web.asked == [CATALOGUE_FILE]
+
+
+@pytest.mark.parametrize("has_web", [True, False])
+def test_a_catalogue_that_nobody_has_whole_is_given_up(tmp_path, monkeypatch, has_web):
+    stored: Any = Trickled()
+    web = Hung(stored, tmp_path / "catalogue", None) if has_web else None
+    with pytest.raises(ConfigError, match="nobody in the run has its catalogue"):
+        run_virtually(fetch_catalogue(stored, "ab" * 32, nobody, web), monkeypatch)
+
+
+def test_a_shard_that_peers_only_trickle_comes_from_the_web(tmp_path, monkeypatch):
+    fed: Any = Fed()
+    stored: Any = Trickled()
+    web, told = Hung(stored, tmp_path / "shard", RAW), list[Any]()
+
+    async def scenario():
+        running = asyncio.create_task(ShardFetcher(fed, stored, CATALOGUE, nobody, told.append, web).run())
+        await asyncio.wait_for(fed.looked.wait(), 1.5 * FETCH_S)
+        running.cancel()
+
+    run_virtually(scenario(), monkeypatch)
+    assert web.asked == [SHARD.file_name]
+    assert [each.is_from_web for each in told] == [True]
