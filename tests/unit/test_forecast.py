@@ -92,6 +92,14 @@ def test_who_keeps_the_run_takes_a_copy_or_a_tenth_of_a_line_that_is_too_narrow_
         assert sent_of_work(found) == pytest.approx(copies * found.contribution_bytes, rel=0.01)
 
 
+@pytest.mark.parametrize("bps", [1e6, 3e5])
+def test_no_round_waits_for_the_copy_of_who_keeps_the_run(bps: float) -> None:
+    wide, narrow = (forecast(RUN, replace(HOME, count=1, uplink_bps=each)) for each in (1e8, bps))
+    assert (narrow.binding, narrow.tokens_per_s) == ("compute", wide.tokens_per_s)
+    assert narrow.duration_s == wide.duration_s
+    assert narrow.sent_bytes_a_day == pytest.approx(86400 * bps / 8), "what the line has"
+
+
 def sent_of_work(found: Forecast) -> float:
     """Bytes a round, but for messages and the directory."""
     talk = talk_of_round(RoundPace(found.replicas, 0, 0, found.setting.inner_steps * found.step_s))

@@ -28,7 +28,7 @@ from dilocox_peer.peer.planning.adaptive_planner import controller_of
 from dilocox_peer.peer.planning.controller import Measurement, Setting
 from dilocox_peer.peer.planning.plan import total_steps
 from dilocox_peer.peer.planning.sent import RESULT_TIMES, contributions_sent
-from dilocox_peer.peer.planning.upkeep import DAY_S, RoundPace, StageNeeds, disk, traffic_of_round
+from dilocox_peer.peer.planning.upkeep import DAY_S, RoundPace, StageNeeds, disk, kept_of_round, traffic_of_round
 from dilocox_peer.pipeline.checks import FAR_SHARE
 from dilocox_peer.pipeline.slots import origin_window
 from dilocox_peer.types import Layout
@@ -151,7 +151,8 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     pace = RoundPace(replicas, blob, micro_batches, setting.inner_steps * step_s, left_bps, setting.codec)
     needs = replace(each_needs[largest], sent_bytes=load.sent, received_bytes=load.received)
     sent_a_round, received_a_round = traffic_of_round(needs, pace)
-    round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * sent_a_round / uplink_bps)
+    awaited = sent_a_round - kept_of_round(needs, pace)
+    round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * awaited / uplink_bps)
     if least_s > 1.001 * round_s:
         is_rounds = exchange_s == least_s or blob * copies > micro_batches * load.sent
         binding, round_s = "rounds" if is_rounds else "activations", least_s

@@ -99,17 +99,26 @@ def upkeep(needs: StageNeeds, pace: RoundPace) -> Upkeep:
 
 def traffic_of_round(needs: StageNeeds, pace: RoundPace) -> tuple[float, float]:
     """(sent, received) by one peer, in bytes."""
-    blob, others = pace.contribution_bytes, max(0.0, pace.peers - 1)
-    exchanged = blob * contributions_sent(pace.peers, pace.codec or needs.codec, is_sliced=needs.is_sliced)
-    # Nothing is held back of a stage that one peer trains alone, nor of a line whose width is not known.
-    kept = blob + min(blob / FOLLOW_SHARE, STATE_BYTES * needs.parameters / max(1.0, pace.peers))
-    if others and pace.line_bps:
-        kept = min(kept, KEPT_SHARE * max(blob * others, pace.line_bps / 8 * pace.round_s))
+    exchanged = pace.contribution_bytes * contributions_sent(
+        pace.peers, pace.codec or needs.codec, is_sliced=needs.is_sliced
+    )
     talk = talk_of_round(pace)
     return (
-        exchanged + kept + pace.micro_batches * needs.sent_bytes + talk,
+        exchanged + kept_of_round(needs, pace) + pace.micro_batches * needs.sent_bytes + talk,
         exchanged + pace.micro_batches * needs.received_bytes + talk,
     )
+
+
+def kept_of_round(needs: StageNeeds, pace: RoundPace) -> float:
+    """Of what is sent, to who keeps the run. No round waits for it."""
+    blob, others = pace.contribution_bytes, max(0.0, pace.peers - 1)
+    kept = blob + min(blob / FOLLOW_SHARE, STATE_BYTES * needs.parameters / max(1.0, pace.peers))
+    if not pace.line_bps:  # its width is not known: nothing is held back
+        return kept
+    line = pace.line_bps / 8 * pace.round_s
+    if not others:  # nothing is held back of a stage that one peer trains alone; the line has no more
+        return min(kept, max(0.0, line - talk_of_round(pace)))
+    return min(kept, KEPT_SHARE * max(blob * others, line))
 
 
 def talk_of_round(pace: RoundPace) -> float:
