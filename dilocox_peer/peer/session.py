@@ -18,7 +18,8 @@ from dilocox_peer.peer.settings import SessionSettings
 from dilocox_peer.peer.stay import NetworkLost, Resident, Stay
 from dilocox_peer.peer.tally import Tally
 
-MAX_RESTARTS = 5
+MAX_RESTARTS = 5  # one after the other: more of them are no accident
+LASTING_S = 3600.0  # a stay that lasted so long has shown that the daemon works: the next death begins the count anew
 
 
 class Session:
@@ -65,10 +66,11 @@ class Session:
                 now_ms = max(self._incarnation + 1, time.time_ns() // 1_000_000)
                 self._incarnation = next_incarnation(self._last_incarnation, now_ms)
                 _take_back()
+                began = time.monotonic()
                 try:
                     move = await Stay(self._resident, self._incarnation).run(leaving)
                 except NetworkLost as error:
-                    restarts += 1
+                    restarts = 1 if time.monotonic() - began >= LASTING_S else restarts + 1
                     if restarts > MAX_RESTARTS:
                         raise
                     self._listener(Failed("network daemon", f"{error}; starting it again and going on from disk"))
