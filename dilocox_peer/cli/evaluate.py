@@ -38,7 +38,7 @@ FINAL_BYTES = 256 * 1024  # and after the last
 BATCH = 32
 LOOK_S = 0.5
 READ_S = 2.0  # between two looks at a folder
-OVER_S = 20.0  # of nobody with the final model before we go
+OVER_S = 20.0  # of nobody with the final model before we go; fetches of it apart, which may be slow
 NICENESS = 5  # training goes first
 
 Batch = tuple[Any, Any]
@@ -264,7 +264,10 @@ class Evaluator:
             tip = await common_tip(found) if is_over else None
             wanted = tip or newest_common(found)
             if wanted is not None and (tip is not None or wanted[0].round > reached):
+                began = asyncio.get_running_loop().time()
                 states = await fetch_newest(found, wanted)
+                if over_since is not None:  # who loses a large state halfway has it tried again
+                    over_since += asyncio.get_running_loop().time() - began
                 if states is not None and (tip is not None or states[0].round > reached):
                     reached = states[0].round
                     anchors.put(states, is_last=tip is not None)
