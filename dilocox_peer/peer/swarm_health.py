@@ -29,6 +29,9 @@ UNANSWERED_S = 2.5  # a question that is out for so long
 GAP_S = 3.0  # between two looks: we ourselves stood still, and nobody is silent for that
 CLOCK_S = 20.0  # a clock that is so far from the others'
 SLOW_S = 30.0  # for so long a stage is the brake before it is said
+MOST_UNREACHED = (
+    4  # times that nobody was where a lease says, of whom nothing was ever heard: such a lease may be made up
+)
 TAKE_OVER_LOOK_S = 5.0  # until who takes a stage over looks again
 MAX_PEERS = 1024
 MAX_TROUBLES = 32
@@ -56,6 +59,7 @@ class Known:
     asked_at: float = NEVER
     is_asked: bool = False
     misses: int = 0  # questions without an answer since the last sign of life, though a connection was there
+    unreached: int = 0  # questions for which there was no connection, while nothing was ever heard of it
     gone_at: float | None = None
     refuses: bool = False
     said: HealthForm | None = None
@@ -65,7 +69,8 @@ class Known:
         if now - self.heard_at <= SILENT_S:
             return False
         if self.heard_at == NEVER:
-            return self.misses > 1
+            # A peer that cannot be dialled holds stage 0 and dials; after that stage nobody works without being reached.
+            return self.misses > 1 or (self.unreached >= MOST_UNREACHED and self.stage not in (0, KEEPERS))
         return self.misses > 0 or (self.is_asked and now - self.asked_at > UNANSWERED_S)
 
 
@@ -191,6 +196,8 @@ class SwarmHealth:
             known.refuses = known.refuses or refuses
         elif how == "silent":
             known.misses += 1
+        elif how == "unreached" and known.heard_at == NEVER:
+            known.unreached += 1
 
     # ---- whom to ask -------------------------------------------------------------------------------------------------
 
@@ -391,7 +398,8 @@ class SwarmHealth:
         return known
 
     def _forget(self, known: Known) -> None:
-        known.heard_at, known.misses, known.gone_at, known.refuses = NEVER, 0, None, False
+        known.heard_at, known.misses, known.unreached = NEVER, 0, 0
+        known.gone_at, known.refuses = None, False
         known.said, known.ahead_s, known.is_asked = None, None, False
 
     def _drop_strangers(self, now: float) -> None:

@@ -211,12 +211,31 @@ def test_a_peer_that_is_linked_and_not_listed_yet_holds_its_stage():
     assert run.kinds() == []
 
 
-def test_a_peer_that_nobody_can_reach_is_not_called_gone_or_silent():
-    run = Run(lease("me", 0), lease("far", 1))
-    run.stopped = {PeerId("far")}
-    for _ in range(30):
+def unreached(run: Run, peer: str, seconds: int) -> None:
+    for _ in range(seconds):
         run.second()
-        run.health.missed(PeerId("far"), "unreached", run.now)
+        if run.out.pop(PeerId(peer), None) is not None:
+            run.health.missed(PeerId(peer), "unreached", run.now)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_peer_that_was_heard_or_that_dials_is_not_called_gone_or_silent_for_being_unreached(stage):
+    others = [lease("b", 0), lease("a", 1)]
+    run = Run(lease("me", 0), *others, lease("far", stage))
+    if stage:
+        run.second(5)
+    run.stopped = {PeerId("far")}
+    unreached(run, "far", 60)
+    assert run.kinds() == (["thin"] if not stage else [])
+
+
+def test_a_lease_where_nobody_ever_answers_does_not_hide_that_a_stage_stands_empty():
+    run = Run(lease("me", 0), lease("made-up", 1))
+    run.stopped = {PeerId("made-up")}
+    unreached(run, "made-up", 60)
+    trouble = run.health.troubles(run.now)[0]
+    assert (trouble.kind, trouble.stage, trouble.peers, trouble.stops) == ("frozen", 1, (PeerId("made-up"),), True)
+    run.health.heard(PeerId("made-up"), 1, run.now)
     assert run.kinds() == []
 
 
