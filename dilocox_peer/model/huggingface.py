@@ -6,6 +6,7 @@ byte-level BPE without merges. It takes neither `transformers` nor `tokenizers` 
 what was written here: of another Llama we could not know the tokens.
 """
 
+import ctypes
 import json
 import os
 import re
@@ -36,6 +37,7 @@ FILES = frozenset(
 )
 _FILES_OF_SOME = frozenset({"chat_template.jinja"})
 _MAX_JSON_BYTES = 1 << 20
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 # config.json's names of our fields; the rotary base stands apart, as transformers 5 moved it.
 _CONFIG_NAMES = {
     "layers": "num_hidden_layers",
@@ -214,19 +216,35 @@ def write_folder(
             else:
                 _write_files(new, model, model.section, tokenizer)
             size_bytes = _flush(new)
-            if folder.exists():
-                folder.rename(work / "old")
-            try:
-                new.rename(folder)
-            except OSError:
-                if (work / "old").exists():
-                    (work / "old").rename(folder)
-                raise
+            if not (folder.exists() and _are_exchanged(new, folder)):
+                _put_in_place(new, folder, old=work / "old")
         finally:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
     return size_bytes
+
+
+def _are_exchanged(one: Path, other: Path) -> bool:
+    """Whether each has the other's name now, at one stroke: killed at any time, there is a whole folder of either name. False: not on
+    this system or file system, and nothing has changed."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+
+
+def _put_in_place(new: Path, folder: Path, *, old: Path) -> None:
+    """Killed between its two renames, there is no folder, and both are beside it in a hidden one. Raises OSError."""
+    if folder.exists():
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
 
 
 def read_folder(folder: Path) -> WholeModel:

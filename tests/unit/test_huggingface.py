@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +124,25 @@ def test_an_export_is_replaced_with_force_only(tmp_path):
     assert (target / "model.safetensors").read_bytes() == before
     write_folder(target, whole_model(2), force=True)
     assert (target / "model.safetensors").read_bytes() != before
+    assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others exchange no folders at one stroke")
+def test_there_is_an_export_at_every_moment_while_it_is_replaced(tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    write_folder(target, whole_model(1))
+    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("it is away until the next rename"))
+    write_folder(target, whole_model(2), force=True)
+    assert np.array_equal(read_folder(target).tensors["lm_head.weight"], whole_model(2).tensors["lm_head.weight"])
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_an_export_is_replaced_where_the_system_exchanges_no_folders(tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    write_folder(target, whole_model(1))
+    monkeypatch.setattr("dilocox_peer.model.huggingface.ctypes.CDLL", lambda *_: object())
+    write_folder(target, whole_model(2), force=True)
+    assert np.array_equal(read_folder(target).tensors["lm_head.weight"], whole_model(2).tensors["lm_head.weight"])
     assert os.listdir(tmp_path) == ["model"]
 
 
