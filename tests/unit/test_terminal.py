@@ -53,7 +53,7 @@ def test_a_dashboard_that_fails_gives_the_terminal_back_and_says_so_in_one_line(
 
     with (
         Terminal(program, program) as terminal,
-        Dashboard(Observer(), terminal, on_quit=fail, on_failure=on_failure, on_key=on_key, note=note),
+        Dashboard(Observer(), terminal, on_quit=lambda: None, on_failure=on_failure, on_key=on_key, note=note),
     ):
         os.write(person, b"+")
         assert is_told.wait(10.0)
