@@ -28,6 +28,10 @@ class Works:
     def is_wanted(self, now: float) -> bool:
         return self._is_wanted
 
+    def has_more_here(self, others: Collection[PeerId], now: float) -> bool:
+        """The rules without it: those who are more have had their time."""
+        return False
+
 
 def allowed(
     own: Branch,

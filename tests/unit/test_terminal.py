@@ -89,9 +89,11 @@ def test_a_replay_that_a_signal_ends_gives_the_terminal_back(
     with replaying(tmp_path, program) as replay:
         read_until(person, TAKEN)
         replay.send_signal(number)
+        read_until(
+            person, LEFT
+        )  # before it is waited for: a terminal that nobody reads takes no more, and it would wait for that
         assert replay.wait(30.0) == -number
     assert termios.tcgetattr(program) == before
-    read_until(person, LEFT)
 
 
 def test_a_replay_under_nohup_goes_on_when_its_terminal_hangs_up(ends: tuple[int, int], tmp_path: Path) -> None:
@@ -100,4 +102,5 @@ def test_a_replay_under_nohup_goes_on_when_its_terminal_hangs_up(ends: tuple[int
         read_until(person, TAKEN)
         replay.send_signal(signal.SIGHUP)
         os.write(person, b"q")
+        read_until(person, LEFT)
         assert replay.wait(30.0) == 0

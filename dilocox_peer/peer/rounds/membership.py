@@ -329,7 +329,7 @@ class Members:
         leader: PeerId | None = None,
     ) -> str | None:
         """Why this roster leaves out more voters than it may, or None: a third of those here, or who leads a few rounds would be a quorum alone;
-        and as it could leave out others each time, who voted before and is back counts, if there is a place for it. Who leads may not have
+        and as it could leave out others each time, who voted before and is back counts, if there is a place for it. A leader may not have
         heard them. is_unwanted: of a peer, whether it may be left out. leader: who has proposed the roster just now."""
         is_here = {peer for peer in self._voters if peer in (self._me, leader) or self.is_alive(peer, now)}
         back = [peer for peer in sorted(self._back) if self.is_alive(peer, now) and not is_unwanted(peer)]

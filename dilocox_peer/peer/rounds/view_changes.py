@@ -26,9 +26,7 @@ from dilocox_peer.wire.rounds import ViewAnswer, ViewCall, ViewPropose, ViewSign
 
 TRIES = 2  # view changes of ours that another's is made to wait for
 UNSIGNED = 2  # times; then it is in no roster that we propose here
-MAX_NUMBER_AHEAD = (
-    1 << 10
-)  # a number further above those seen here is refused: it would use up the MAX_VIEWS that there are at a head
+MAX_NUMBER_AHEAD = 1 << 20  # a number further above those seen is refused: it would use up the MAX_VIEWS of a head
 MAX_IN_VAIN = 6  # view changes in a row after which the patience doubles no more
 
 
