@@ -16,9 +16,8 @@ def main() -> None:
     def terminate(number: int, _frame: object) -> None:
         nonlocal ended_by
         ended_by = number
-        signal.signal(
-            signal.SIGHUP, signal.SIG_IGN
-        )  # of a terminal that closes it comes twice, from the shell and from the system
+        # Of a terminal that closes it comes twice, from the shell and from the system.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         raise KeyboardInterrupt  # the way on which everything is cleaned up
 
     try:

@@ -87,10 +87,8 @@ class Children:
         while not ending.done():
             try:
                 await asyncio.shield(ending)
-            except (
-                asyncio.CancelledError
-            ) as error:  # who presses Ctrl-C twice waits for no goodbye, and wants nothing left behind
-                cancelled = error
+            except asyncio.CancelledError as error:
+                cancelled = error  # Ctrl-C a second time: no goodbye is waited for, and nothing is to be left behind
                 self._signal(signal.SIGKILL)
         if cancelled is not None:
             raise cancelled

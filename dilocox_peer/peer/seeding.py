@@ -26,9 +26,7 @@ AGAIN_S = 5.0  # before the same shard is asked for again; twice as long each ti
 MOST_AGAIN_S = 600.0
 FETCH_S = 3600.0
 ENTER_S = 120.0
-PEERS_S = (
-    30.0  # that peers have for the catalogue before the web is asked: one that trickles it keeps nobody from the web
-)
+PEERS_S = 30.0  # that peers have for the catalogue before the web is asked: one that trickles it keeps nobody from it
 
 Donors = Callable[[], Awaitable[Sequence[PeerId]]]
 

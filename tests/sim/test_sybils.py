@@ -24,19 +24,25 @@ def machine_of(node: Node) -> RoundMachine:
     return node.machine
 
 
+def found(world: World) -> list[Node]:
+    """Seats all peers of world as the founders of an open run, with its owner, and begins it; until it may be joined they are what it waits for."""
+    world.max_peers, world.start_peers, world.step_us, world.faulty = 64, len(world.nodes), STEP_US, False
+    world.seat(seat_terms(preset("tiny")))
+    world.be_owned()
+    assert world.owner is not None
+    world.owner.start()
+    founders = list(world.nodes.values())
+    for node in founders:
+        node.start(sorted(world.nodes))
+    return founders
+
+
 class OpenRun:
     """Six founders and the run's owner, and thirty that come when these have certified a round."""
 
     def __init__(self, seed: int) -> None:
         self.world = world = World(seed, FOUNDERS)
-        world.max_peers, world.start_peers, world.step_us, world.faulty = 64, FOUNDERS, STEP_US, False
-        world.seat(seat_terms(preset("tiny")))
-        world.be_owned()
-        assert world.owner is not None
-        world.owner.start()
-        self.founders = list(world.nodes.values())
-        for node in self.founders:
-            node.start(sorted(world.nodes))
+        self.founders = found(world)
         self.until(lambda: machine_of(self.founders[0]).round >= 1, 60.0)
         world.start_peers = 1
         self.sybils = [world.add_node(PeerId(f"s{number:02d}")) for number in range(SYBILS)]

@@ -6,26 +6,22 @@ from collections.abc import Callable, Collection
 import msgspec
 import pytest
 
-from dilocox_peer.config import preset
 from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.chain import MAX_VIEWS
 from dilocox_peer.peer.rounds.contract import Action, Closed, Input, Send
 from dilocox_peer.peer.rounds.drafting import Drafts
 from dilocox_peer.peer.rounds.jury import MAX_JUMP
-from dilocox_peer.peer.rounds.seats import seat_terms
 from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import MAX_QUANTITY, Entry, Report, Result, Value
 from dilocox_peer.wire.rounds import Ack, Message, Nack, Prepare, Promise, Propose
 
-from .test_sybils import machine_of
+from .test_sybils import HOUR_US, found, machine_of
 from .test_takeover import machine_with
 from .test_withheld import Withholding
 from .world import Node, World
 
 HOSTILE = PeerId("p03")
-STEP_US = 6_000_000
-HOUR_US = 3_600_000_000
 
 Unseats = Callable[[tuple[PeerId, ...]], Collection[PeerId]]
 """Of a roster, those that the hostile one leaves out of what it writes."""
@@ -56,14 +52,7 @@ class OpenRun:
                 )
 
         self.world = world = World(1, founders, machine=machine_with(Leaving))
-        world.max_peers, world.start_peers, world.step_us, world.faulty = 64, founders, STEP_US, False
-        world.seat(seat_terms(preset("tiny")))
-        world.be_owned()
-        assert world.owner is not None
-        world.owner.start()
-        self.founders = list(world.nodes.values())
-        for node in self.founders:
-            node.start(sorted(world.nodes))
+        self.founders = found(world)
         assert world.run(60.0, stop=lambda: self.chain_at(0) >= 1)
         world.start_peers = 1
         for node in [world.add_node(PeerId(f"n{number:02d}")) for number in range(newcomers)]:

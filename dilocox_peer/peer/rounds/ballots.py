@@ -189,9 +189,8 @@ class Ballots:
     def on_nack(self, sender: PeerId, message: Nack, now: float) -> None:
         lead = self._lead or self._first
         if lead is not None and message.ballot == lead.ballot and sender in self._seat.order:
-            highest = (
-                self.jury.highest(self._seat.votes.promised) + MAX_JUMP - len(self._seat.order)
-            )  # theirs follow, too
+            known = self.jury.highest(self._seat.votes.promised)
+            highest = known + MAX_JUMP - len(self._seat.order)  # theirs follow, too
             if lead.is_outbid(sender, message, highest):
                 lead.outbid_at = min(lead.outbid_at, now + self._seat.jittered(self._seat.timing.retry_s))
 

@@ -33,9 +33,8 @@ VoteOrders = Mapping[PeerId, int]
 
 ORDER_BYTES = 8  # of a vote, before its signature
 MAX_COUNTED = 16  # heights since which a chain's votes are kept counted
-MAX_VIEWS = (
-    1 << 40
-)  # further above its parent's no certificate's view is: one alone could use up all that can be written
+# No certificate's view is further above its parent's: one alone could use up all that can be written.
+MAX_VIEWS = 1 << 40
 LOCATOR_DENSE = 8  # newest heads named one by one in a locator; older ones at doubling distances
 
 
