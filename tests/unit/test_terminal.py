@@ -9,6 +9,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -71,13 +72,21 @@ def read_until(fd: int, wanted: bytes) -> None:
         seen += piece
 
 
-def replaying(folder: Path, terminal: int, shell: str = ":") -> "subprocess.Popen[bytes]":
+@contextmanager
+def replaying(folder: Path, terminal: int, shell: str = ":") -> "Iterator[subprocess.Popen[bytes]]":
+    """A replay on that terminal, started by sh after this command; killed if it does not end by itself."""
     log = folder / "log.jsonl"
     log.write_text("".join(json.dumps(Remark(f"line {at_s}").record(float(at_s))) + "\n" for at_s in range(1000)))
-    return subprocess.Popen(
+    with subprocess.Popen(
         ["sh", "-c", f'{shell}; exec "$@"', "sh", sys.executable, "-m", "dilocox_peer", "replay", str(log)],
         stdin=terminal, stdout=terminal, stderr=terminal, env={**os.environ, "TERM": "xterm"},
-    )  # fmt: skip
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which tests that run under nohup ignore
+    ) as replay:  # fmt: skip
+        try:
+            yield replay
+        finally:
+            if replay.poll() is None:
+                replay.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
