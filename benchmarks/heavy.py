@@ -133,6 +133,11 @@ def nearly(blob: bytes, number: int) -> bytes:
     return blob[:-1] + bytes([blob[-1] ^ number])
 
 
+def norms_of_others(own: float | None, count: int) -> list[float | None]:
+    """Each its own, as those of real contributions are: what has another's norm is compared with it byte by byte, which no round of honest peers takes."""
+    return [None if own is None else own * (1.0 + index * 1e-6) for index in range(count)]
+
+
 def rounds(arguments: argparse.Namespace, threads: int, folder: Path) -> list[Digest]:
     layout = layout_of_size(int(arguments.millions * 1e6))
     n = layout.num_elements
@@ -177,7 +182,7 @@ def rounds(arguments: argparse.Namespace, threads: int, folder: Path) -> list[Di
         with steps.step("merge"):
             moved, shift_N = outer.merge(
                 blobs, [1] * len(blobs), own=True, round_number=number, head=sha256(bytes([number])),
-                norms=[norms.get(name)] * len(blobs),  # but for a few bytes they are as ours
+                norms=norms_of_others(norms.get(name), len(blobs)),
             )  # fmt: skip
         del blobs
         with steps.step("shift"):
