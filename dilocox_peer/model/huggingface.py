@@ -7,12 +7,16 @@ what was written here: of another Llama we could not know the tokens.
 """
 
 import ctypes
+import fcntl
+import glob
 import json
 import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +42,7 @@ FILES = frozenset(
 _FILES_OF_SOME = frozenset({"chat_template.jinja"})
 _MAX_JSON_BYTES = 1 << 20
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+_NEW_S = 60.0
 # config.json's names of our fields; the rotary base stands apart, as transformers 5 moved it.
 _CONFIG_NAMES = {
     "layers": "num_hidden_layers",
@@ -200,7 +205,9 @@ def write_folder(
     check_target(folder, force=force)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _sweep_killed(folder)
         work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        held = _held(work)
         try:
             new = work / "new"
             new.mkdir()
@@ -220,9 +227,39 @@ def write_folder(
                 _put_in_place(new, folder, old=work / "old")
         finally:
             shutil.rmtree(work, ignore_errors=True)
+            if held is not None:
+                os.close(held)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
     return size_bytes
+
+
+def _held(work: Path) -> int | None:
+    """A descriptor of that folder with its lock, which ends with the process. None: another has it, or it is on a disk that locks no folders."""
+    try:
+        handle = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _sweep_killed(folder: Path) -> None:
+    """What exports to folder left beside it when they were killed: as large as a model each. One that may hold the only model (`_put_in_place`), or
+    anything that we do not write, stays; and one of this minute, which may not have its lock yet."""
+    for work in folder.parent.glob(f".{glob.escape(folder.name)}.????????"):
+        held = _held(work)
+        if held is None:
+            continue
+        with suppress(OSError):
+            is_ours = {each.name for each in work.iterdir()} <= {"new"} and work.stat().st_uid == os.getuid()
+            if is_ours and time.time() - work.stat().st_mtime > _NEW_S:
+                shutil.rmtree(work, ignore_errors=True)
+        os.close(held)
 
 
 def _are_exchanged(one: Path, other: Path) -> bool:

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -493,6 +494,24 @@ async def test_a_folder_that_no_socket_path_can_name_has_a_short_stand_in(
     assert stand_in.stat().st_mode & 0o777 == 0o700
     await transport.close()
     assert not stand_in.exists()
+
+
+async def test_stand_ins_of_killed_peers_are_swept_and_those_in_use_kept(
+    make_transport: MakeTransport, tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
+    other, _ = await make_transport("b", runtime_dir=tmp_path / ("y" * 120))
+    left, written = (short_path / f"dilocox-{os.getuid()}-{name}" for name in ("killed", "written"))
+    for each in (left, written):
+        each.mkdir(mode=0o700)
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(each / "p2pd-old.sock"))
+    (written / "note").touch()
+    mine, _ = await make_transport("a", runtime_dir=tmp_path / ("x" * 120))
+    found = {name for name in os.listdir(short_path) if name.startswith("dilocox-")}
+    assert found == {other.daemon.folder.name, mine.daemon.folder.name, written.name}
+    assert os.listdir(written) == ["note"]
+    assert os.listdir(other.daemon.folder), "a peer at work lost its sockets"
 
 
 async def test_stale_sockets_are_swept_and_other_files_kept(make_transport: MakeTransport, short_path: Path) -> None:

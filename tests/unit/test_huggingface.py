@@ -1,5 +1,6 @@
 """An export is a Llama to `transformers`: the same logits, the same tokens; and it is whole, or nothing."""
 
+import fcntl
 import json
 import os
 import sys
@@ -143,6 +144,43 @@ def test_an_export_is_replaced_where_the_system_exchanges_no_folders(tmp_path, m
     monkeypatch.setattr("dilocox_peer.model.huggingface.ctypes.CDLL", lambda *_: object())
     write_folder(target, whole_model(2), force=True)
     assert np.array_equal(read_folder(target).tensors["lm_head.weight"], whole_model(2).tensors["lm_head.weight"])
+    assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_next_export_removes_what_a_killed_one_left(tmp_path, force):
+    target = tmp_path / "model"
+    if force:
+        write_folder(target, whole_model(1))
+
+    def beside(name, *within):
+        for each in within:
+            (tmp_path / name / each).mkdir(parents=True)
+            (tmp_path / name / each / "model.safetensors").write_bytes(b"x" * 100)
+        os.utime(tmp_path / name, (1.0, 1.0))
+        return name
+
+    beside(".model.abcdefgh", "new")
+    kept = {
+        beside(".model.old_old_", "new", "old"),  # the only model, perhaps
+        beside(".model.notebook", "years of work"),
+        beside(".other.abcdefgh", "new"),
+        beside(".model.atwork12", "new"),
+    }
+    (tmp_path / ".model.justnow1").mkdir()
+    held = os.open(tmp_path / ".model.atwork12", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    write_folder(target, whole_model(2), force=force)
+    os.close(held)
+    assert set(os.listdir(tmp_path)) == kept | {"model", ".model.justnow1"}
+
+
+def test_an_export_goes_to_a_disk_that_locks_no_folders(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr("dilocox_peer.model.huggingface.fcntl.flock", refuse)
+    write_folder(tmp_path / "model", whole_model(1))
     assert os.listdir(tmp_path) == ["model"]
 
 
