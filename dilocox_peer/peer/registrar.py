@@ -203,8 +203,9 @@ class Registrar:
                         found = read[0]
             if found is not None and (self.directive is None or found.number > self.directive.number):
                 self.directive, publish_at = found, 0.0
+            if self.directive is not None:
                 for desk in self._desks:
-                    desk.post(OwnerSpoke(found))
+                    desk.direct(self.directive)
             if now >= publish_at:
                 publish_at = now + PUBLISH_S
                 if self.directive is not None:
@@ -272,6 +273,7 @@ class _Desk:
         self._listener = listener
         self._inputs: asyncio.Queue[NotaryInput] = asyncio.Queue(MAX_INPUTS)
         self._known: set[PeerId] = set()
+        self._directed = -1  # the number of the newest directive that the notary was told
         self._notary: Notary | None = None
 
     @property
@@ -293,6 +295,11 @@ class _Desk:
         if self.post(PeerFound(peer, addresses)):
             self._known.add(peer)
 
+    def direct(self, directive: Directive) -> None:
+        """To be called now and then: a notary that began anew does not know it, and there may be no room for it now."""
+        if self._directed < directive.number and self.post(OwnerSpoke(directive)):
+            self._directed = directive.number
+
     def post(self, happened: NotaryInput) -> bool:
         """Whether there was room for it."""
         try:
@@ -310,6 +317,7 @@ class _Desk:
                 self._listener(Failed(f"notary of stage {self.stage}", f"{reason}; started anew in {RESTART_S:.0f} s"))
             self._notary = None
             self._known.clear()
+            self._directed = -1
             await asyncio.sleep(RESTART_S)
 
     async def _work(self) -> None:

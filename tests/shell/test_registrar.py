@@ -17,12 +17,14 @@ from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.registrar import Registrar
 from dilocox_peer.peer.rounds.chain import Chain
+from dilocox_peer.peer.rounds.contract import OwnerSpoke
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.notary import Notary
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
-from dilocox_peer.wire.rounds import Cert, ChainPage, GetChain, Vouch, decode_message, encode_message
+from dilocox_peer.wire.directives import Directive, sign_directive
+from dilocox_peer.wire.rounds import Cert, ChainPage, Directed, GetChain, Vouch, decode_message, encode_message
 from tests.certified_stage import KEYS, MANIFEST, OWNER, STAGE, CertifiedStage
 from tests.shell.conftest import MakeTransport, until
 
@@ -39,6 +41,7 @@ class Player:
     stage: int
     chain: Chain = field(init=False)
     vouched: list[Checkpoint] = field(default_factory=list)
+    directed: list[Directive] = field(default_factory=list)
     answers: bool = True
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
@@ -59,6 +62,8 @@ class Player:
                     self._take(certificate)
             case Vouch(checkpoint=checkpoint):
                 self.vouched.append(checkpoint)
+            case Directed(directive=directive):
+                self.directed.append(directive)
 
     def _take(self, certificate: Certificate) -> None:
         if certificate.parent == self.chain.head:
@@ -210,6 +215,29 @@ async def test_one_that_fails_is_told_and_begins_anew_and_the_others_go_on(
     assert sum(f"notary of stage {FIRST}" in line for line in told) == 2
     assert not any(f"notary of stage {LAST}" in line for line in told)
     assert await scene.bootstrap.directory.peers(FIRST) != []
+
+
+async def test_one_that_began_anew_tells_newcomers_what_the_owner_wants(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, failures = Notary.handle, 0
+
+    def fail_once_told(self: Notary, event: object, now: float) -> object:
+        nonlocal failures
+        if isinstance(event, OwnerSpoke) and self._terms.stage == FIRST and not failures:
+            failures += 1
+            raise ZeroDivisionError("planted")
+        return handle(self, event, now)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Notary, "handle", fail_once_told)
+    monkeypatch.setattr(registrar_module, "RECORDS_S", 0.1)
+    wanted = sign_directive(Directive(MANIFEST.digest, 1, paused=True), OWNER.sign)
+    player = await scene.join("a", FIRST)
+    await player.directory.publish_directive(wanted)
+    scene.bootstrap.start()
+    await until(lambda: failures == 1)
+    newcomer = await scene.join("b", FIRST)
+    await until(lambda: wanted in newcomer.directed)
 
 
 async def test_nonsense_is_refused_and_told_and_the_rest_is_heard(scene: Scene) -> None:
