@@ -192,9 +192,12 @@ class Pull:
 
     async def _take_outline(self, donor: PeerId, outline: Outline, body: bytearray | None) -> None:
         actions = self._fetch.outlined(donor, outline, asyncio.get_running_loop().time(), is_here=body is not None)
+        ends: list[FetchAction] = [action for action in actions if isinstance(action, Finished)]
+        # At once: whoever sends by the outline of before would go on into what this one does not have.
+        self._carry_out([action for action in actions if action not in ends])
         if body is not None and self._fetch.outline == outline:
             await self._in_thread(self._write, outline, 0, body)
-        self._carry_out(actions)
+        self._carry_out(ends)
 
     # ---- ranges ----
 
@@ -227,7 +230,7 @@ class Pull:
             self._carry_out(self._fetch.failed(donor, reason, loop.time(), for_good=is_lying))
 
     def _take(self, donor: PeerId, mine: list[int], piece: bytes) -> bool:
-        if self._ranges.get(donor) is not mine:
+        if self._ranges.get(donor) is not mine or self._gone_by is not self._fetch.outline:
             return False
         view = memoryview(piece)[: mine[1] - mine[0]]
         at = mine[0]
