@@ -5,11 +5,12 @@ end a run's learning (benchmarks/hostile_learning.py). So the signs of a sample 
 each other one. Signs are whole numbers, and so are sums of their products: no order of adding and no processor changes them. The
 sample is drawn by a beacon that is known when all contributions are, the head of their certificate.
 
-Among the others the quarter that agrees most and the quarter that agrees least are left out: accomplices that agree with each other gain
-nothing, and who copies somebody turned round makes no outcast of it. A contribution is opposed when the rest disagrees with it by
-more than chance does (CERTAIN standard deviations) and by more than LEAST of the elements that both have. Honest peers agree, from a
-tenth to a sixth of the signs beyond chance where that was measured, less late in a run; to be opposed takes disagreement.
-Should half of all or more be opposed, nobody is: then nobody can tell which half is right.
+Two contributions disagree when their signs do by more than chance (CERTAIN standard deviations) and by more than LEAST_PERCENT of the elements that both
+have. Honest peers agree, from a tenth to a sixth of the signs beyond chance where that was measured, less late in a run. What more than half of the
+others disagree with is outvoted: while more than half are honest, it is all of those that turn the others round, and none of these. Of what is left, the
+quarter of the others that agrees most and the quarter that agrees least with a contribution are left out: accomplices that agree with each other gain
+nothing, and who copies somebody turned round makes no outcast of it; a contribution that the rest, taken together, disagrees with is opposed.
+Should half of all or more be outvoted, nobody is: then nobody can tell which half is right; nor is anybody opposed where that would come to half.
 
 What agrees with the rest less than 1/ENOUGH as well as is usual weighs less in proportion, down to nothing: noise, wrong labels and old work oppose nobody
 and still lead nowhere. How well is reckoned of all elements that it has, not of those that others have too: what lies where nobody else says anything agrees with nobody. Usual is the lower median of all, so half of them keep all their weight; and it has to be TELLING standard deviations beyond chance, else
@@ -54,23 +55,32 @@ def parts_by_agreement(
     if len(asked) < 3:
         return tuple(parts)
     agree, shared = _compared(layout, [contributions[index] for index in asked], beacon)
-    rest = {place: _with_the_rest(agree[row], shared[row], row) for row, place in enumerate(asked)}
-    opposed = {place for place, found in rest.items() if _is_opposed(*found)}
-    if 2 * len(opposed) >= len(asked):
-        opposed = set()
-    shares = {
-        place: Fraction(rest[place][0], max(shared[row][row], 1))
-        for row, place in enumerate(asked)
-        if place not in opposed
-    }
-    median = sorted(shares, key=lambda place: (shares[place], place))[(len(shares) - 1) // 2]
+    rows = range(len(asked))
+    outvoted = _unless_half({row for row in rows if _is_outvoted(agree[row], shared[row])}, len(asked))
+    left = [row for row in rows if row not in outvoted]
+    rest = {row: _with_the_rest(agree[row], shared[row], [each for each in left if each != row]) for row in left}
+    opposed = outvoted | {row for row, found in rest.items() if _are_opposed(*found)}
+    opposed = _unless_half(opposed, len(asked)) or outvoted
+    shares = {row: Fraction(rest[row][0], max(shared[row][row], 1)) for row in left if row not in opposed}
+    median = sorted(shares, key=lambda row: (shares[row], row))[(len(shares) - 1) // 2]
     if _is_telling(*rest[median]):
-        for place, share in shares.items():
-            parts[place] = min(max(int(WHOLE * ENOUGH * share / shares[median]), 0), WHOLE)
-    return tuple(0 if place in opposed else part for place, part in enumerate(parts))
+        for row, share in shares.items():
+            parts[asked[row]] = min(max(int(WHOLE * ENOUGH * share / shares[median]), 0), WHOLE)
+    for row in opposed:
+        parts[asked[row]] = 0
+    return tuple(parts)
 
 
-def _is_opposed(total: int, count: int) -> bool:
+def _unless_half(rows: set[int], count: int) -> set[int]:
+    return rows if 2 * len(rows) < count else set()
+
+
+def _is_outvoted(agree: Sequence[int], shared: Sequence[int]) -> bool:
+    """With itself no contribution disagrees."""
+    return 2 * sum(map(_are_opposed, agree, shared)) > len(agree) - 1
+
+
+def _are_opposed(total: int, count: int) -> bool:
     return total < 0 and total * total > CERTAIN * CERTAIN * count and 100 * -total > LEAST_PERCENT * count
 
 
@@ -78,13 +88,11 @@ def _is_telling(total: int, count: int) -> bool:
     return total > 0 and total * total > TELLING * TELLING * count
 
 
-def _with_the_rest(agree: Sequence[int], shared: Sequence[int], row: int) -> tuple[int, int]:
-    """Of one contribution with the others that are left: signs that are alike less those that are not, and elements that both
+def _with_the_rest(agree: Sequence[int], shared: Sequence[int], others: Sequence[int]) -> tuple[int, int]:
+    """Of one contribution with those of the others that are left: signs that are alike less those that are not, and elements that both
     have. agree, shared: the same with each."""
-    pairs = sorted(
-        (a / max(s, 1), a, s) for other, (a, s) in enumerate(zip(agree, shared, strict=True)) if other != row
-    )
-    quarter = len(agree) // 4
+    pairs = sorted((agree[other] / max(shared[other], 1), agree[other], shared[other]) for other in others)
+    quarter = (len(others) + 1) // 4
     worst = min(max(quarter, 1), len(pairs) - 1)  # of three, one that means ill must not decide about the others
     rest = pairs[worst : max(len(pairs) - quarter, worst + 1)]
     return sum(a for _, a, _ in rest), sum(s for _, _, s in rest)

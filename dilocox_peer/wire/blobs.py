@@ -27,6 +27,8 @@ CONTRIBUTION_HEADER = Parser[ContributionHeader](
     ContributionHeader, "a header", MAX_HEADER_BYTES, version=versions.CONTRIBUTION, name=CONTRIBUTION_NAME
 )
 
+MOST_SQUARED: Final = 2.0**300
+"""More than the squares of 2**40 of the largest float32 come to, and as many of them as there are slices can be added."""
 TABLE_NAME: Final = "dilocox-slices"
 MAX_TABLE_BYTES = 128 + 48 * MAX_SLICES
 
@@ -36,7 +38,7 @@ class SlicePart(Declared, frozen=True):
 
     blob: Hash
     size_bytes: Number
-    squared: Annotated[float, Meta(ge=0)]
+    squared: Annotated[float, Meta(ge=0, le=MOST_SQUARED)]
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.squared):

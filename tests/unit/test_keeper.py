@@ -4,6 +4,7 @@ import mmap
 from typing import Any
 
 from dilocox_peer.config import preset
+from dilocox_peer.files import PART
 from dilocox_peer.peer.planning.plan import first_plan
 from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.peer.rounds.durable import Durable, Votes
@@ -107,6 +108,19 @@ def test_a_state_that_has_grown_is_found_again_though_its_checkpoint_was_left_fo
     keeper = opened(tmp_path)
     keeper.close()
     assert keeper.state == second
+
+
+def test_what_a_killed_merge_left_is_gone_after_the_next_start(tmp_path):
+    keeper = opened(tmp_path)
+    grown(keeper, state_at(sha256(b"1"), 1))
+    keeper.close()
+    for folder in keeper.state_folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{PART}0123abcd-of another process").write_bytes(bytes(100))  # a name as files.py gives it
+    keeper = opened(tmp_path)
+    keeper.close()
+    left = [path.name for folder in keeper.state_folders for path in folder.iterdir()]
+    assert [name[:7] for name in left] == ["anchor-"]
 
 
 def test_only_the_newest_files_and_the_one_on_disk_for_good_stay(tmp_path):

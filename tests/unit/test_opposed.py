@@ -14,6 +14,7 @@ from dilocox_peer.compression.reader import PIECE
 from dilocox_peer.types import Layout
 
 LAYOUT = Layout.of([("w", (256, 192)), ("v", (64, 192)), ("norm", (192,))])
+MINORITIES = [(count, hostile) for count in range(3, 12) for hostile in range(1, (count + 1) // 2)]
 CODECS = ("none", "int8", "int4", "topk")
 
 
@@ -45,10 +46,11 @@ def noise(count: int, length: float = 4.0) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize(("count", "hostile"), [(8, 1), (8, 2), (6, 1), (5, 1), (4, 1), (3, 1)])
-def test_what_turns_the_others_round_is_left_out(count: int, hostile: int, codec: str) -> None:
+@pytest.mark.parametrize(("count", "hostile"), MINORITIES)
+@pytest.mark.parametrize("length", [1.0, 4.0])
+def test_what_turns_the_others_round_is_left_out(count: int, hostile: int, length: float, codec: str) -> None:
     good = honest(count - hostile)
-    turned_N = -4.0 * torch.stack(good).mean(0)
+    turned_N = -length * torch.stack(good).mean(0)
     assert found_of([*good, *[turned_N] * hostile], codec) == frozenset(range(len(good), count))
 
 

@@ -24,7 +24,9 @@ from dilocox_peer.compression.slices import (
 )
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout, TensorSpec
-from dilocox_peer.wire.blobs import MAX_TABLE_BYTES
+from dilocox_peer.wire.blobs import MAX_TABLE_BYTES, MOST_SQUARED, SlicePart, SliceTable
+from dilocox_peer.wire.chain import MAX_SLICES
+from dilocox_peer.wire.declared import encode
 
 LAYOUT = Layout(
     (
@@ -167,6 +169,17 @@ def test_a_slice_is_what_its_table_says_to_the_last_bit_of_its_norm() -> None:
 def test_what_is_no_table_is_refused(raw: bytes) -> None:
     with pytest.raises(MalformedBlob):
         read_table(raw, cut(LAYOUT, 4))
+
+
+@pytest.mark.parametrize("squared", [1e308, 2.0**301, -1.0])
+def test_a_table_with_a_norm_that_no_floats_have_is_refused_and_the_largest_can_be_added(squared: float) -> None:
+    whole = cut(LAYOUT, 4)
+    table = read_table(contribution(8, "int4", 4)[0], whole)
+    parts = tuple(SlicePart(part.blob, part.size_bytes, squared) for part in table.parts)
+    with pytest.raises(MalformedBlob, match="float"):
+        read_table(encode(SliceTable(table.version, table.layout, parts)), whole)
+    assert 2**40 * float(torch.finfo(torch.float32).max) ** 2 < MOST_SQUARED
+    assert math.isfinite(math.fsum([MOST_SQUARED] * MAX_SLICES))
 
 
 def test_a_table_of_other_slices_and_a_slice_of_another_are_refused() -> None:

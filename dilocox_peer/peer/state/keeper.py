@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dilocox_peer.events import Failed, Listener, Remark
 from dilocox_peer.events_of_states import CheckpointWritten
-from dilocox_peer.files import make_durable
+from dilocox_peer.files import make_durable, sweep_parts
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.rounds.chain import Chain
@@ -66,6 +66,8 @@ class Keeper:
         self.arrivals = Shelf(folder / f"stage{stage}" / "arrivals")  # of states, on their way
         others = (other for other in range(manifest.stages.count) if other != stage)
         self.state_folders = (self.checkpoints, *(copy_folder(folder, other) / CHECKPOINTS for other in others))
+        for each in self.state_folders:
+            sweep_parts(each)  # a merge that was killed left all of a state there
         self.blobs = Shelf(folder / f"stage{stage}" / "contributions")
         self._genesis = genesis_of(manifest, stage)
         self.journal = Journal(folder / f"stage{stage}" / "rounds.log", self._genesis)
