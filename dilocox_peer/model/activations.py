@@ -93,6 +93,11 @@ class BodyFormat(BodySizes):
             case "int8":
                 return self._blocks.strength(view)
 
+    def strength_for_one(self, gradient: Bytes, output: Bytes) -> float:
+        """That of a gradient, as if a single target counted in what it answers, the body of a step: the loss is the mean over the targets that count, so the fewer
+        there are, the stronger the gradient of each, as one over the root of their number."""
+        return self.strength(gradient) * math.sqrt(int(self._counts(memoryview(self.targets_of(output))).sum()))
+
     def agreement(self, one: Bytes, other: Bytes) -> float:
         """Of two gradients in bodies that why_not lets pass: their product over the square of the longer one; 1 for equal ones, also
         for two that are nothing, 0 for such as have nothing to do with each other, -1 for one turned round."""

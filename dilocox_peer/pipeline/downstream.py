@@ -6,7 +6,7 @@ until there is one. With the slot granted and the output there, the body is sent
 When a callee
 
     is late            it is asked whether it still knows (`_overdue`); silent, or late again and again: elsewhere
-    refuses            it is left alone for a while, and the call goes elsewhere (`on_refuse`)
+    refuses            it is left alone for a while, the longer the longer it kept the call, and that goes elsewhere (`on_refuse`)
     lies               what it answers cannot be: the same (`refuse`)
     dies               its link goes down: all its calls go elsewhere, what it had is sent again (`lost`)
     forgot the call    it grants again when asked, and gets the body again (`on_grant`)
@@ -96,6 +96,7 @@ class Downstream:
         callee.outstanding += 1
         callee.calls.add(flight.call)
         flight.phase, flight.callee, flight.is_probed, flight.position = CallPhase.RESERVED, peer, False, MAX_WINDOW
+        flight.kept_since = desk.now
         flight.due = self._due(callee.grants, flight)
         desk.mark(flight, "reserve")
         desk.send(peer, Reserve(*flight.id, flight.call, flight.round))
@@ -111,16 +112,17 @@ class Downstream:
     def _end_of_patience(self, flight: Flight) -> float:
         """When it goes elsewhere whatever its callee says. What a micro-batch is bound to stays until it is back: by words alone one callee
         could keep a caller from stepping."""
-        now = self._desk.now
-        others = [
-            each.answers if flight.phase is CallPhase.SENT else each.grants
-            for peer, each in self._known.callees.items()
-            if peer != flight.callee and each.avoid_until <= now
-        ]
+        others = self._others(flight.callee)
         if not others:
             return math.inf
-        longest_s = LONGEST * min(times.patience_s for times in others)
-        return flight.phase_since + self._desk.timing.overdue_start_s + longest_s
+        is_sent = flight.phase is CallPhase.SENT
+        longest_s = LONGEST * min((each.answers if is_sent else each.grants).patience_s for each in others)
+        return flight.kept_since + self._desk.timing.overdue_start_s + longest_s
+
+    def _others(self, peer: PeerId | None) -> list[Callee]:
+        """Those that may be asked now, but for peer."""
+        now = self._desk.now
+        return [each for other, each in self._known.callees.items() if other != peer and each.avoid_until <= now]
 
     def send_granted(self, flight: Flight) -> None:
         """Its forward is done: the output goes out, if there is a slot for it."""
@@ -133,7 +135,9 @@ class Downstream:
         assert peer is not None
         assert output is not None
         desk, known = self._desk, self._known
-        flight.phase, flight.phase_since = CallPhase.SENT, desk.now
+        if flight.phase is not CallPhase.SENT:
+            flight.kept_since = desk.now  # a callee that says that it forgot it begins no new patience
+        flight.phase, flight.phase_since, flight.is_first = CallPhase.SENT, desk.now, flight.phase is not CallPhase.SENT
         flight.asked.add(peer)
         flight.is_probed = False
         flight.due = math.inf  # it is not the callee that is late while the body waits for our upload limit
@@ -145,6 +149,8 @@ class Downstream:
         flight = self._called(peer, step)
         if flight is not None and flight.phase is CallPhase.SENT:
             flight.phase_since = self._desk.now
+            if flight.is_first:
+                flight.kept_since = self._desk.now
             flight.due = self._due(self._known.callees[peer].answers, flight)
 
     def take_returned(self) -> Flight | None:
@@ -259,8 +265,7 @@ class Downstream:
         if is_at_end:
             self._shun(callees[peer])
         if is_at_end or flight.is_probed or flight.probes >= desk.timing.patient_probes:
-            others = any(other != peer and each.avoid_until <= desk.now for other, each in callees.items())
-            if others:
+            if self._others(peer):
                 flight.moves += 1
                 flight.probes = 0
                 desk.send(peer, Cancel(*flight.id, flight.call))
@@ -347,17 +352,22 @@ class Downstream:
         if flight is None:
             return
         timing, callee = self._desk.timing, self._known.callees[peer]
-        pause_s = timing.leaving_s if message.reason == "leaving" else timing.refused_s
-        callee.avoid_until = max(callee.avoid_until, self._desk.now + pause_s)
+        now, pause_s = self._desk.now, timing.leaving_s if message.reason == "leaving" else timing.refused_s
+        kept_s = now - flight.kept_since
+        if self._others(peer):  # or it could keep each up to the end of our patience, and be asked again
+            pause_s = min(max(pause_s, LONGEST * kept_s), timing.overdue_cap_s)
+            if kept_s > timing.overdue_start_s:
+                self._shun(callee)
+        callee.avoid_until = max(callee.avoid_until, now + pause_s)
         flight.asked.discard(peer)  # what it refused it has no answer to
         self._move(flight, "refused")
 
     def refuse(self, refused: GradRefused) -> None:
         """Its answer is wanted no more: another callee has it to do."""
         peer, grad = refused.peer, refused.message
-        if not self.awaits(peer, grad):
+        flight, callee = self._calls.get(grad.call), self._known.callees.get(peer)
+        if flight is None or not self._is_answer(flight, peer, grad):
             return
-        flight, callee = self._calls[grad.call], self._known.callees.get(peer)
         flight.asked.discard(peer)
         if callee is None or flight.callee != peer:
             return
@@ -365,9 +375,10 @@ class Downstream:
         self._desk.send(peer, Cancel(*flight.id, flight.call))
         self._move(flight, "not taken")
 
-    def awaits(self, peer: PeerId, message: Grad) -> bool:
-        """Whether it had a call of ours that this answers."""
-        return self._is_answer(self._calls.get(message.call), peer, message)
+    def awaited(self, peer: PeerId, message: Grad) -> Body | None:
+        """The output that it had of us and that this answers; None if there is none."""
+        flight = self._calls.get(message.call)
+        return flight.output if flight is not None and self._is_answer(flight, peer, message) else None
 
     def on_grad(self, peer: PeerId, message: Grad, body: Body | None) -> None:
         desk = self._desk

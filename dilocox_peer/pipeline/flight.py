@@ -67,6 +67,8 @@ class Flight:
     asked: set[PeerId] = field(default_factory=set)  # had the output, and may answer
     due: float = 0.0
     phase_since: float = 0.0
+    kept_since: float = 0.0  # its callee was asked for a slot, or has had the output, since then
+    is_first: bool = True  # the output goes to that callee for the first time
     moves: int = 0  # to other callees because it was overdue; each doubles the patience
     probes: int = 0  # of its callee since it moved up in the line
     is_probed: bool = False  # asked whether it is still known, and not answered yet

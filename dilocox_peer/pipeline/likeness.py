@@ -5,10 +5,11 @@ of its mean square) can be compared with that of others: micro-batches of one mo
 that is MOST times as strong as what is usual is refused. Usual is the median of what each neighbour sent last, everybody's own median counting once,
 and not the one's that is judged, once another is known: so nobody raises it by itself, nor by sending more. One alone is compared with its own past; of two, who have no majority, each with the stronger of both, or the one could
 have the other refused by sending next to nothing. What came FRESH_S ago says nothing any more: gradients change as training goes on, and peers that
-are gone must not have those that are there refused.
+are gone must not have those that are there refused. What two peers answer alike to the same question is taken, up to MOST times more: it is the question.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -18,6 +19,8 @@ MOST = 8.0  # times
 REMEMBERED = 32  # bodies of a peer
 LEAST_SEEN = 4  # of a peer, before it says what is usual
 MAX_PEERS = 256
+ALIKE = 1.1  # times as strong, of two answers to one question
+MAX_REFUSED = 64  # questions whose refused answers are remembered
 FRESH_S = 600.0  # since a peer's last body that was taken
 
 
@@ -39,11 +42,13 @@ class Likeness:
         """what: to name it by."""
         self._what = what
         self._seen: OrderedDict[PeerId, _Past] = OrderedDict()
+        self._refused: OrderedDict[Hashable, dict[PeerId, float]] = OrderedDict()  # by question
 
-    def why_not(self, peer: PeerId, strength: float, now: float) -> str | None:
-        """Why a body of peer is not taken; None if it is, and then it is remembered. now: seconds, of any clock that only goes on."""
+    def why_not(self, peer: PeerId, strength: float, now: float, *, about: Hashable = None) -> str | None:
+        """Why a body of peer is not taken; None if it is, and then it is remembered. about: the question that it answers, which others may be asked too.
+        now: seconds, of any clock that only goes on."""
         usual = self.usual(peer, now)
-        if usual is not None and strength > MOST * usual:
+        if usual is not None and strength > MOST * usual and not self._is_confirmed(peer, strength, about, usual):
             return f"{self._what} of strength {strength:.2g}, where {usual:.2g} is usual"
         if strength > 0.0:  # nothing at all says nothing of what is usual
             past = self._seen.setdefault(peer, _Past())
@@ -53,6 +58,17 @@ class Likeness:
             while len(self._seen) > MAX_PEERS:
                 self._seen.popitem(last=False)
         return None
+
+    def _is_confirmed(self, peer: PeerId, strength: float, about: Hashable, usual: float) -> bool:
+        if about is None or strength > MOST * MOST * usual:
+            return False
+        refused = self._refused.setdefault(about, {})
+        self._refused.move_to_end(about)
+        while len(self._refused) > MAX_REFUSED:
+            self._refused.popitem(last=False)
+        others = [each for other, each in refused.items() if other != peer]
+        refused[peer] = strength
+        return any(max(each, strength) <= ALIKE * min(each, strength) for each in others)
 
     def forget(self, peer: PeerId) -> None:
         self._seen.pop(peer, None)

@@ -19,6 +19,7 @@ P3 at most two versions live; a backward uses its forward's. P4 one flight of an
 counts a micro-batch once. P6 every container is bounded by slots, window or linked peers.
 """
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -122,7 +123,7 @@ class Scheduler:
         self._issued = 0  # in this training round
         self._is_held = False
         self._sweep_at = now + timing.sweep_s
-        self._idle_since: float | None = None
+        self._idle_since = self._idle_due = math.inf  # due: whoever computes should ask again, if it is not held
 
         self.completed_total = 0  # at an origin: micro-batches that came back, each once
         self.executed_total = 0  # backwards and turns computed here
@@ -204,11 +205,13 @@ class Scheduler:
         """Origins that we work for, as far as it is plausible; listed: those with a lease."""
         return self._known.num_origins(listed)
 
-    def awaits(self, peer: PeerId, message: hops.Step | hops.Grad) -> bool:
+    def awaits(self, peer: PeerId, message: hops.Step) -> bool:
         """Whether the body of this message may come."""
-        return (
-            self.callers.awaits(peer, message) if isinstance(message, hops.Step) else self._calls.awaits(peer, message)
-        )
+        return self.callers.awaits(peer, message)
+
+    def awaited(self, peer: PeerId, message: hops.Grad) -> Body | None:
+        """The output that this answers, if its body may come."""
+        return self._calls.awaited(peer, message)
 
     @property
     def plan(self) -> RoutePlan:
@@ -238,10 +241,7 @@ class Scheduler:
 
     def deadline(self) -> float:
         """When Tick is wanted."""
-        due = min(self._known.status_at, self._sweep_at, self.callers.grant_at)
-        if self._idle_since is not None:
-            due = min(due, self._idle_since + self._timing.idle_step_s)
-        return due
+        return min(self._known.status_at, self._sweep_at, self.callers.grant_at, self._idle_due)
 
     # ---- inputs ----
 
@@ -264,6 +264,8 @@ class Scheduler:
             self._sweep_at = now + self._timing.sweep_s
             self._calls.sweep()
             self.callers.sweep()
+        if now >= self._idle_due:
+            self._idle_due = now + self._timing.idle_step_s
 
     def _received(self, received: HopReceived) -> None:
         peer, message = received.peer, received.message
@@ -332,9 +334,9 @@ class Scheduler:
         work = self._choose_work()
         self._running = work
         if work is not None:
-            self._idle_since = None
-        elif self._idle_since is None and self.versions.partial_step_is_possible:
-            self._idle_since = now
+            self._idle_since = self._idle_due = math.inf
+        elif self._idle_since == math.inf and self.versions.partial_step_is_possible:
+            self._idle_since, self._idle_due = now, now + self._timing.idle_step_s
         return work, out
 
     def _choose_work(self) -> Work | None:
@@ -360,7 +362,7 @@ class Scheduler:
     def _partial_step_is_due(self) -> bool:
         """Nothing to do for a while, and something completed. Asked before other work is looked for, so that a
         micro-batch that comes at that very moment goes first."""
-        if self._idle_since is None or self._desk.now < self._idle_since + self._timing.idle_step_s:
+        if self._desk.now < self._idle_since + self._timing.idle_step_s:
             return False
         return self.versions.partial_step_is_possible and not self.callers.has_ready()
 

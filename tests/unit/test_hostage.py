@@ -21,7 +21,7 @@ from dilocox_peer.pipeline.contract import (
 )
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import Cancel, Grad, HopStatus, Reserve, SlotGrant, SlotWait, Step
+from dilocox_peer.wire.hops import Cancel, Grad, HopStatus, Refuse, Reserve, SlotGrant, SlotWait, Step
 
 HONEST, LIAR = PeerId("honest"), PeerId("aliar")
 GOOD_S = 60.0  # for so long the liar answers as others do
@@ -63,6 +63,10 @@ def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 1800) -> tu
                 if lie == "moves up":  # each time it is asked, and only then
                     position["n"] -= 1
                     todo.append((LIAR, SlotWait(*message.id, message.call, position["n"]), None))
+                if lie.startswith("refuses"):  # after a while in its line
+                    todo.append((LIAR, SlotWait(*message.id, message.call, 1), None))
+                if lie == "forgets":  # takes the body; asked, it says that it forgot it
+                    todo.append((LIAR, SlotGrant(*message.id, message.call), None))
                 if lie == "works":  # takes the body, and says that it works on it when it is asked
                     todo.append((LIAR, SlotGrant(*message.id, message.call), None))
                     if calls.count(message.call):
@@ -79,6 +83,11 @@ def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 1800) -> tu
     for second in range(seconds):
         now = float(second)
         take(machine.handle(Tick(), now))
+        if lie.startswith("refuses"):
+            for call, (message, since) in list(kept.items()):
+                if now - since >= float(lie.removeprefix("refuses after ")):
+                    del kept[call]
+                    todo.append((LIAR, Refuse(*message.id, call, "busy"), None))
         if lie == "unasked":
             for kept_one, _ in list(kept.values()):
                 todo.append((LIAR, SlotWait(*kept_one.id, kept_one.call, 1), None))
@@ -106,7 +115,10 @@ def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 1800) -> tu
 
 
 @pytest.mark.parametrize("mode", ["carry", "flush"])
-@pytest.mark.parametrize("lie", ["silent", "unasked", "moves up", "works"])
+@pytest.mark.parametrize(
+    "lie",
+    ["silent", "unasked", "moves up", "works", "forgets", *(f"refuses after {seconds}" for seconds in (5, 15, 29, 42))],
+)
 def test_a_callee_that_grants_nothing_stops_nobody(mode: Literal["carry", "flush"], lie: str) -> None:
     steps, held, oldest = played(mode, lie)
     assert steps > 5000, (

@@ -240,7 +240,7 @@ def test_what_a_callee_answers_wrongly_another_callee_has_to_do() -> None:
     grad = Grad(*id_, call, 1.0, 0)
     assert bench.says(GradRefused(other, grad)) == []  # it was not asked
     assert bench.says(GradRefused(callee, grad)) == [(callee, Cancel(*id_, call)), (other, Reserve(*id_, call, 0))]
-    assert not bench.machine.awaits(callee, grad)
+    assert bench.machine.awaited(callee, grad) is None
     bench.get(other, SlotGrant(*id_, call))
     bench.get(other, grad, b"dx")
     assert isinstance(bench.work()[0], Backward)

@@ -70,10 +70,15 @@ class Bench:
 
     # ---- the pipeline's thread, which asks for the actions and nudges by itself, after all that it takes in at one time
 
-    def awaits(self, peer: PeerId, message: Step | Grad) -> bool:
+    def awaits(self, peer: PeerId, message: Step) -> bool:
         """Whether the body of this message may come."""
         with self._lock:
             return self._scheduler.awaits(peer, message)
+
+    def awaited(self, peer: PeerId, message: Grad) -> contract.Body | None:
+        """The output that this answers, if its body may come."""
+        with self._lock:
+            return self._scheduler.awaited(peer, message)
 
     def take_in(self, happened: contract.HopInput) -> None:
         """Lets the scheduler know."""

@@ -80,10 +80,7 @@ class Exchange:
         messages = decode_hops(raw, peer)
         last = messages[-1]
         if isinstance(last, Step | Grad):
-            reason = self._body.why_not(body, is_step=isinstance(last, Step))
-            if reason is None and self._bench.awaits(peer, last):  # else anybody could say what is usual
-                likeness = self._activations if isinstance(last, Step) else self._gradients
-                reason = likeness.why_not(peer, self._body.strength(body), time.monotonic())
+            reason = self._body.why_not(body, is_step=isinstance(last, Step)) or self._why_unlike(peer, last, body)
             if reason is not None:
                 if isinstance(last, Step):
                     self._bench.take_in(contract.StepRefused(peer, last))
@@ -102,6 +99,18 @@ class Exchange:
                 self._bodies.drop(peer, message.id, message.call)
             carried: Bytes | None = body if message is last and isinstance(message, Step | Grad) else None
             self._bench.take_in(contract.HopReceived(peer, message, carried, wire_s))
+
+    def _why_unlike(self, peer: PeerId, message: Step | Grad, body: memoryview) -> str | None:
+        """Only of what is awaited: else anybody could say what is usual."""
+        now = time.monotonic()
+        if isinstance(message, Step):
+            is_awaited = self._bench.awaits(peer, message)
+            return self._activations.why_not(peer, self._body.strength(body), now) if is_awaited else None
+        output = self._bench.awaited(peer, message)
+        if output is None:
+            return None
+        assert isinstance(output, bytes | bytearray | memoryview), type(output)
+        return self._gradients.why_not(peer, self._body.strength_for_one(body, output), now, about=message.id)
 
     def forget(self, peer: PeerId) -> None:
         """It is linked no longer: what it sent does not say any more what is usual."""

@@ -39,6 +39,7 @@ from dilocox_peer.pipeline import contract
 from dilocox_peer.types import LinkId, PeerId
 
 FAULTS_UNTIL_DROPPED = 3
+FORGIVEN_S = 600.0  # without another: faults that far apart are no habit
 GREETING_S = 30.0  # a link that has said nothing for so long is hung up: linkd holds a bounded number that others made
 REST_S = 5.0  # a link that was hung up, and not for a fault, is dialled again after it
 MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 120.0  # of linkd: more of them are no accident
@@ -141,6 +142,7 @@ class _Session:
     state: LinkState = LinkState.DOWN
     hello: Hello | None = None
     faults: int = 0
+    fault_at: float = 0.0  # the last one
     rtt_s: float | None = None
 
 
@@ -357,7 +359,9 @@ class LinkSessions:
         if self._shunned.may_tell(now):
             who = session.hello.peer if session.hello is not None else session.link
             out.append(Tell(Failed("pipeline", f"a frame of {who} was refused: {reason}")))
-        session.faults += 1
+        if now - session.fault_at > FORGIVEN_S:
+            session.faults = 0
+        session.faults, session.fault_at = session.faults + 1, now
         if session.state is LinkState.GREETING:
             return [*out, *self._move(session, Cause.REFUSED, now)]
         is_last = session.faults >= FAULTS_UNTIL_DROPPED
