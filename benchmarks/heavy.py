@@ -40,6 +40,7 @@ from peaks import held, peaks_of
 from swarm import WatchedSwarm, header, spread
 
 from dilocox_peer.cli.children import Child
+from dilocox_peer.compression.aggregate import Squares
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.config import preset
 from dilocox_peer.files import make_durable
@@ -133,9 +134,10 @@ def nearly(blob: bytes, number: int) -> bytes:
     return blob[:-1] + bytes([blob[-1] ^ number])
 
 
-def norms_of_others(own: float | None, count: int) -> list[float | None]:
-    """Each its own, as those of real contributions are: what has another's norm is compared with it byte by byte, which no round of honest peers takes."""
-    return [None if own is None else own * (1.0 + index * 1e-6) for index in range(count)]
+def squares_of_others(own: Squares | None, count: int) -> list[Squares | None]:
+    """Norms of their own, as those of real contributions are: what has another's norm is compared with it byte by byte, which no round of honest peers takes."""
+    assert own is not None, "it was not checked"
+    return [[each * (1.0 + index * 1e-6) for each in own] for index in range(count)]
 
 
 def rounds(arguments: argparse.Namespace, threads: int, folder: Path) -> list[Digest]:
@@ -182,7 +184,7 @@ def rounds(arguments: argparse.Namespace, threads: int, folder: Path) -> list[Di
         with steps.step("merge"):
             moved, shift_N = outer.merge(
                 blobs, [1] * len(blobs), own=True, round_number=number, head=sha256(bytes([number])),
-                norms=norms_of_others(norms.get(name), len(blobs)),
+                squares=squares_of_others(norms.get(name), len(blobs)),
             )  # fmt: skip
         del blobs
         with steps.step("shift"):

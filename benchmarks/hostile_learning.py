@@ -67,16 +67,30 @@ def at_norm(x_N: Tensor, length: float) -> Tensor:
     return x_N * (length / max(norm(x_N), 1e-30))
 
 
+def noise(now: Situation, index: int) -> Tensor:
+    return torch.randn(now.anchor_N.shape, generator=torch.Generator().manual_seed(97 * now.number + index))
+
+
+def spike(now: Situation, index: int, *, rows: bool) -> Tensor:
+    """The signs of the others' mean at next to no length, and all of the length that the clip lets be in one vector, or one row of each matrix."""
+    x_N = at_norm(honest_mean(now), 1e-3 * median_norm(now)) + 1e-7 * noise(now, index)
+    spans = [(spec, first) for spec, first, _stop in now.layout.spans() if spec.is_vector is not rows]
+    for spec, first in spans if rows else spans[-1:]:
+        width = spec.num_elements // spec.shape[0] if rows else spec.num_elements
+        x_N[first : first + width] = 3.9 * median_norm(now) / (width * (len(spans) if rows else 1)) ** 0.5
+    return x_N
+
+
 Attack = Callable[[Situation, int], Tensor]
 ATTACKS: dict[str, Attack] = {
     "sign flip": lambda now, index: -now.contributions_MN[index],
     "x4 flip": lambda now, index: at_norm(-now.contributions_MN[index], 4 * median_norm(now)),
     "random": lambda now, index: at_norm(
-        torch.randn(now.anchor_N.shape, generator=torch.Generator().manual_seed(97 * now.number + index)),
+        noise(now, index),
         median_norm(now),
     ),
     "random x4": lambda now, index: at_norm(
-        torch.randn(now.anchor_N.shape, generator=torch.Generator().manual_seed(97 * now.number + index)),
+        noise(now, index),
         4 * median_norm(now),
     ),
     "inner product": lambda now, index: at_norm(-honest_mean(now), median_norm(now)),
@@ -85,10 +99,12 @@ ATTACKS: dict[str, Attack] = {
     "zero": lambda now, index: torch.zeros_like(now.anchor_N),
     "old": lambda now, index: OLD.setdefault(index, now.contributions_MN[index]),
     "elsewhere": lambda now, index: at_norm(
-        torch.randn(now.anchor_N.shape, generator=torch.Generator().manual_seed(97 * now.number + index))
-        * (torch.stack(now.contributions_MN[:HONEST]).abs().sum(0) == 0),
+        noise(now, index) * (torch.stack(now.contributions_MN[:HONEST]).abs().sum(0) == 0),
         4 * median_norm(now),
     ),
+    "mean x4 turned": lambda now, index: at_norm(-honest_mean(now), 3.9 * median_norm(now)) + 1e-6 * noise(now, index),
+    "spike": lambda now, index: spike(now, index, rows=False),
+    "spike in a row": lambda now, index: spike(now, index, rows=True),
     # These mean no ill: what they do to the loss, and what the mean makes of them, must be little.
     "two rounds late": lambda now, index: late(now, index),
     "other text": lambda now, index: now.flipped_N if now.flipped_N is not None else now.contributions_MN[index],

@@ -10,8 +10,10 @@ Shape letters: N elements of the stage's flat vector.
 
 import math
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,8 +33,15 @@ MAX_WEIGHT = 4
 MAX_LATE_SCALE = 4.0
 """Pseudo-gradient that gathered over missed rounds may be that much larger than the group's, before clipping starts."""
 
+LEAST_COMPARED = 3  # contributions of which a tensor's norms tell who is unlike the others
+
 _LANES = 16384
 """Squares are summed lane by lane, so in the same order on every machine; the lanes at the end by exact summation."""
+
+_SCRATCH = ((_LANES, torch.float64), (PIECE, torch.float64), (PIECE, torch.float32))
+
+Squares = Sequence[float]
+"""Of a contribution the sum of squares of each tensor, in the layout's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +66,13 @@ class WeighedContributions:
         micro_batches: Sequence[int],
         *,
         norm_clip: float,
-        norms: Sequence[float | None] = (),
+        squares: Sequence[Squares | None] = (),
         beacon: bytes = b"",
     ) -> None:
         """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). A contribution that agrees little
         with the others weighs less, down to nothing (agreement.py). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
-        micro-batches, see clip_factors) is scaled down to that. clip_factors tell both. norms: those that contribution_norm gave before, in order, None
-        where it was not asked: that one is decoded for its norm here. beacon: what nobody knew before all had contributed, the
+        micro-batches, see clip_factors) is scaled down to that, and so is each tensor of it (tensor_factors). clip_factors tell all three. squares: what contribution_squares gave before, in order, None
+        where it was not asked: that one is decoded for it here. beacon: what nobody knew before all had contributed, the
         same on all peers. Raises MalformedBlob, also for a value that is not finite."""
         assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
         assert all(count >= 0 for count in micro_batches), f"negative micro-batches in {micro_batches}"
@@ -74,25 +83,24 @@ class WeighedContributions:
         self.clip_factors: tuple[float, ...] = (1.0,) * len(blobs)
         if self.is_void:
             return
-        known = tuple(norms) or (None,) * len(blobs)
-        measured = tuple(
-            _norm(contribution) if norm is None else norm
-            for contribution, norm in zip(self._contributions, known, strict=True)
+        known = tuple(squares) or (None,) * len(blobs)
+        self._squares = tuple(
+            squares_of(contribution, layout) if each is None else each
+            for contribution, each in zip(self._contributions, known, strict=True)
         )
+        self._factors: Sequence[float] = (1.0,) * len(blobs)
+        self._counts, self._norm_clip = micro_batches, norm_clip
         if len(blobs) > 1:  # a group of one is its own median
-            self.norms = measured
-            micro_batches = weights_of_their_own(blobs, measured, micro_batches)
-            parts = parts_by_agreement(layout, self._contributions, micro_batches, beacon)
-            factors, micro_batches = weighed(measured, micro_batches, parts, norm_clip=norm_clip)
-            self._total = sum(micro_batches)
+            self.norms = tuple(math.sqrt(math.fsum(each)) for each in self._squares)
+            counts = weights_of_their_own(blobs, self.norms, micro_batches)
+            parts = parts_by_agreement(layout, self._contributions, counts, beacon)
+            self._factors, self._counts = weighed(self.norms, counts, parts, norm_clip=norm_clip)
+            self._total = sum(self._counts)
             if self.is_void:
                 return
-            self._shares = [
-                share_of(factor, weight, self._total) for factor, weight in zip(factors, micro_batches, strict=True)
-            ]
-            self.clip_factors = tuple(factor * part / WHOLE for factor, part in zip(factors, parts, strict=True))
-        else:
-            self._shares = [1.0]
+            self.clip_factors = tuple(
+                factor * part / WHOLE for factor, part in zip(self._lengths_left(layout), parts, strict=True)
+            )
 
     @property
     def is_void(self) -> bool:
@@ -101,12 +109,30 @@ class WeighedContributions:
     def open(self, index: int) -> "TensorMean":
         """The mean of the tensor of that place in the layout. Raises MalformedBlob."""
         assert not self.is_void, "nothing was contributed"
-        return TensorMean([contribution.open(index) for contribution in self._contributions], self._shares)
+        factors = self._factors_of(index)
+        shares = [share_of(each, count, self._total) for each, count in zip(factors, self._counts, strict=True)]
+        return TensorMean([contribution.open(index) for contribution in self._contributions], shares)
 
     def let_go(self, index: int) -> None:
         """That tensor was read."""
         for contribution in self._contributions:
             contribution.let_go(index)
+
+    def _factors_of(self, index: int) -> Sequence[float]:
+        squares = [each[index] for each in self._squares]
+        return tensor_factors(squares, self._counts, self._factors, norm_clip=self._norm_clip)
+
+    def _lengths_left(self, layout: Layout) -> tuple[float, ...]:
+        """How long each is still, of what it was."""
+        left = [array("d") for _ in self._squares]
+        for index in range(len(layout.tensors)):
+            for row, factor in enumerate(self._factors_of(index)):
+                # A ratio: squares of factors that are as small as they may be are no floats any more.
+                left[row].append((factor / self._factors[row]) ** 2 * self._squares[row][index])
+        return tuple(
+            factor * math.sqrt(math.fsum(parts) / whole) if (whole := math.fsum(squares)) else factor
+            for factor, parts, squares in zip(self._factors, left, self._squares, strict=True)
+        )
 
 
 class TensorMean:
@@ -204,6 +230,18 @@ def clip_factors(norms: Sequence[float], micro_batches: Sequence[int], *, norm_c
     return tuple(factors)
 
 
+def tensor_factors(
+    squares: Squares, counts: Sequence[int], factors: Sequence[float], *, norm_clip: float
+) -> Sequence[float]:
+    """The factors of a tensor: the contributions' own, or what its norm leaves where it is norm_clip times the median of the tensor's, whichever is less.
+    Signs and the length of the whole let one contribution put all of its length into one small tensor. squares: of that tensor, of each contribution.
+    Of fewer than LEAST_COMPARED that have anything there and weigh anything, nobody is unlike the others."""
+    norms = [math.sqrt(each) if count else 0.0 for each, count in zip(squares, counts, strict=True)]
+    if sum(norm > 0.0 for norm in norms) < LEAST_COMPARED:
+        return factors
+    return tuple(map(min, factors, clip_factors(norms, counts, norm_clip=norm_clip)))
+
+
 def median_norm_of(norms: Sequence[float]) -> float:
     """The lower median of the norms that are not zero, which the limit is a multiple of; 0.0 without any."""
     return _lower_median([norm for norm in norms if norm > 0.0])
@@ -211,22 +249,41 @@ def median_norm_of(norms: Sequence[float]) -> float:
 
 def contribution_norm(raw: Blob, layout: Layout) -> float:
     """Euclidean norm of the decoded blob, equal bits on every peer. Raises MalformedBlob: also a full check of raw."""
-    return _norm(open_contribution(raw, layout))
+    return math.sqrt(math.fsum(contribution_squares(raw, layout)))
 
 
-def _norm(contribution: Contribution) -> float:
-    return math.sqrt(squared_norm(contribution))
+def contribution_squares(raw: Blob, layout: Layout) -> Squares:
+    """Of the decoded blob, equal bits on every peer. Raises MalformedBlob: also a full check of raw."""
+    return squares_of(open_contribution(raw, layout), layout)
+
+
+class Opened(Protocol):
+    """A contribution, or what it decodes to."""
+
+    def open(self, index: int) -> TensorReader: ...
+    def let_go(self, index: int) -> None: ...
+
+
+def squares_of(contribution: Opened, layout: Layout) -> Squares:
+    """The sums of the squares of what it decodes to, equal bits on every peer. Raises MalformedBlob: also a full check of it."""
+    lanes, wide_X, decoded_X = (torch.empty(size, dtype=kind) for size, kind in _SCRATCH)
+    found = array("d")
+    for index, spec in enumerate(layout.tensors):
+        reader, used = contribution.open(index), lanes[: min(spec.num_elements, _LANES)].zero_()
+        for start, stop in pieces(spec.num_elements):
+            reader.read(start, stop, decoded_X[: stop - start])
+            wide = wide_X[: stop - start].copy_(decoded_X[: stop - start])
+            for squared in torch.split(wide, _LANES):
+                # The square of a float32 is exact in float64, so a fused operation rounds as two do.
+                used[: len(squared)].addcmul_(squared, squared)
+        found.append(math.fsum(used.tolist()))
+        contribution.let_go(index)
+    return found
 
 
 def squared_norm(contribution: Contribution) -> float:
-    """The sum of the squares of what it decodes to, equal bits on every peer. Raises MalformedBlob: also a full check of it."""
-    lanes, wide_X = torch.zeros(_LANES, dtype=torch.float64), torch.empty(PIECE, dtype=torch.float64)
-    for start, stop, values in contribution.decode_into(torch.empty(PIECE)):
-        wide = wide_X[: stop - start].copy_(values)
-        for squared in torch.split(wide, _LANES):
-            # The square of a float32 is exact in float64, so a fused operation rounds as two do.
-            lanes[: len(squared)].addcmul_(squared, squared)
-    return math.fsum(lanes.tolist())
+    """The sum of them all. Raises MalformedBlob."""
+    return math.fsum(squares_of(contribution, contribution.layout))
 
 
 def share_of(factor: float, count: int, total: int) -> float:

@@ -23,6 +23,8 @@ from dilocox_peer.compression.aggregate import (
     capped_weights,
     share_of,
     squared_norm,
+    squares_of,
+    tensor_factors,
     weighed,
     weights_of_their_own,
 )
@@ -235,10 +237,16 @@ def _mean(layout: Layout, inputs: Sequence[SliceInput], *, norm_clip: float, bea
         factors, counts = weighed(norms, counts, parts, norm_clip=norm_clip)
     if not (total := sum(counts)):
         return
+    squares = [squares_of(each, layout) for each in contributions]
+    shares = []  # of each tensor, each contribution's
+    for unit in zip(*squares, strict=True):
+        left = tensor_factors(unit, counts, factors, norm_clip=norm_clip)
+        shares.append([share_of(factor, count, total) for factor, count in zip(left, counts, strict=True)])
     scratch_N = torch.empty(0 if is_small else layout.num_elements)
-    for contribution, factor, count in zip(contributions, factors, counts, strict=True):
+    for row, contribution in enumerate(contributions):
         decoded_N = contribution.values_N if isinstance(contribution, _Decoded) else _decode(contribution, scratch_N)
-        out_N.add_(decoded_N.mul_(share_of(factor, count, total)))
+        for (_spec, start, stop), of_tensor in zip(layout.spans(), shares, strict=True):
+            out_N[start:stop].add_(decoded_N[start:stop].mul_(of_tensor[row]))
 
 
 def _decode(contribution: Contribution, out_N: Tensor) -> Tensor:
@@ -264,6 +272,9 @@ class _Decoded:
 
     def open(self, index: int) -> TensorReader:
         return _DecodedReader(self.values_N[self.starts[index] :])
+
+    def let_go(self, index: int) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)

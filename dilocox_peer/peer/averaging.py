@@ -103,7 +103,7 @@ class Averaging:
             trainer=trainer,
             blobs=keeper.blobs,
             disk=disk,
-            norm_of=self._norms.get,
+            squares_of=self._norms.get,
             raw_bytes=raw_bytes(self._layout),
             post=self.driver.post,
             bytes_sent=self.bytes_sent,

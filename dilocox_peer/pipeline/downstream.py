@@ -264,13 +264,13 @@ class Downstream:
         is_at_end = desk.now >= self._end_of_patience(flight)
         if is_at_end:
             self._shun(callees[peer])
-        if is_at_end or flight.is_probed or flight.probes >= desk.timing.patient_probes:
-            if self._others(peer):
-                flight.moves += 1
-                flight.probes = 0
-                desk.send(peer, Cancel(*flight.id, flight.call))
-                self._move(flight, "overdue")
-                return
+        has_had_its_time = is_at_end or flight.is_probed or flight.probes >= desk.timing.patient_probes
+        if has_had_its_time and self._others(peer):
+            flight.moves += 1
+            flight.probes = 0
+            desk.send(peer, Cancel(*flight.id, flight.call))
+            self._move(flight, "overdue")
+            return
         callee = callees[peer]
         times = callee.answers if flight.phase is CallPhase.SENT else callee.grants
         times.observe(desk.now - flight.phase_since)

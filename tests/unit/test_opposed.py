@@ -80,6 +80,34 @@ def test_of_two_halves_nobody_can_tell_which_is_right(count: int, hostile: int) 
     assert found_of([*good, *[-each_N for each_N in good[:hostile]]]) == frozenset()
 
 
+def spike_of(good: Sequence[Tensor]) -> Tensor:
+    """The signs of the others' mean at a thousandth of its length, and nearly all the length that the clip lets be in the smallest tensor."""
+    mean_N = torch.stack(list(good)).mean(0)
+    length = float(torch.stack([each_N.norm() for each_N in good]).median())
+    start = LAYOUT.num_elements - 192
+    spike_N = mean_N / 1000
+    spike_N[start:] = mean_N[start:] / mean_N[start:].norm() * 3.9 * length
+    return spike_N
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("others", [2, 4, 6])
+def test_all_of_a_contributions_length_in_one_small_tensor_is_clipped_to_what_is_usual_there(
+    others: int, codec: str
+) -> None:
+    good = honest(others)
+    blobs = blobs_of([*good, spike_of(good)], codec)
+    mean = aggregate(LAYOUT, blobs, [8] * len(blobs), norm_clip=4.0)
+    alone = aggregate(LAYOUT, blobs[:-1], [8] * others, norm_clip=4.0)
+    assert mean.mean_N is not None
+    assert alone.mean_N is not None
+    usual = torch.stack([each_N[-192:].norm() for each_N in good]).median()
+    moved = (len(blobs) * mean.mean_N[-192:] - others * alone.mean_N[-192:]).norm()
+    assert moved < 4.5 * usual, "as much as one of them may at most"
+    assert all(0.9 < factor <= 1.0 for factor in mean.clip_factors[:-1])
+    assert mean.clip_factors[-1] < 0.5, "and it is told"
+
+
 def test_the_order_of_contributions_changes_nothing() -> None:
     good = honest(6)
     everybody = [*good, -good[3], -torch.stack(good).mean(0)]

@@ -1,11 +1,12 @@
 """The outer loop of one peer: what it offers, what it settles, and that nothing is lost or counted twice."""
 
+import math
 import random
 
 import pytest
 import torch
 
-from dilocox_peer.compression.aggregate import contribution_norm
+from dilocox_peer.compression.aggregate import contribution_squares
 from dilocox_peer.compression.codec import uniform_policy
 from dilocox_peer.compression.contribution import decode_contribution
 from dilocox_peer.errors import MalformedBlob, StateCorrupt
@@ -346,9 +347,11 @@ def test_a_merge_that_is_stopped_leaves_no_file(tmp_path):
 def test_norms_that_are_known_are_gone_by():
     loop = OuterOptimizer(settings(), state_of(torch.zeros(SIZE)))
     blobs = [OuterOptimizer(settings(), loop.state).offer(vector(k), 1).blob for k in range(3)]
-    known = [contribution_norm(blob, LAYOUT) for blob in blobs]
+    known = [contribution_squares(blob, LAYOUT) for blob in blobs]
     moved, _ = loop.merge(
-        blobs, [1, 1, 1], own=False, round_number=1, head=head(1), norms=[known[0], None, 100 * known[2]]
+        blobs, [1, 1, 1], own=False, round_number=1, head=head(1), squares=[known[0], None, [1e4 * x for x in known[2]]]
     )
-    assert moved.norms == (known[0], known[1], 100 * known[2])
+    assert moved.norms == tuple(
+        pytest.approx(math.sqrt(sum(each))) for each in (*known[:2], [1e4 * x for x in known[2]])
+    )
     assert moved.clip_factors[2] < 1.0

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import assert_never
 
+from dilocox_peer.compression.aggregate import Squares
 from dilocox_peer.events import Listener
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.timetable import Timetable
@@ -60,7 +61,7 @@ class Conductor:
         trainer: Trainer,
         blobs: Shelf,
         disk: Executor,
-        norm_of: Callable[[Digest], float | None] = lambda _blob: None,
+        squares_of: Callable[[Digest], Squares | None] = lambda _blob: None,
         raw_bytes: int,
         post: Callable[[Input], None],
         bytes_sent: Callable[[], int],
@@ -71,13 +72,13 @@ class Conductor:
         origins: Callable[[], Origins] | None = None,
         is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        """In the loop that it runs in. norm_of: of a contribution, where it is known. post: to the round machine. on_merged: the anchor has moved. origins: of a later stage.
+        """In the loop that it runs in. squares_of: of a contribution, where they are known. post: to the round machine. on_merged: the anchor has moved. origins: of a later stage.
         is_paused: the volunteer's wish; a paused peer merges what the others certify, and closes what it had trained before."""
         self._trainer = trainer
         self._rounds = rounds
         self._blobs = blobs
         self._disk = disk
-        self._norm_of = norm_of
+        self._squares_of = squares_of
         self._post = post
         self._bytes_sent = bytes_sent
         self._uplink_bps = uplink_bps
@@ -218,7 +219,7 @@ class Conductor:
                     self._trainer.merge(
                         blobs,
                         [entry.micro_batches for entry in value.entries],
-                        norms=() if value.results else [self._norm_of(entry.blob) for entry in value.entries],
+                        squares=() if value.results else [self._squares_of(entry.blob) for entry in value.entries],
                         are_results=bool(value.results),
                         own=own,
                         round_number=value.round,

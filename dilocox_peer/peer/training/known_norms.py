@@ -1,24 +1,29 @@
 """What the check of a contribution has found out, so that the merge need not decode it for that again."""
 
-from dilocox_peer.compression.aggregate import contribution_norm
+import threading
+
+from dilocox_peer.compression.aggregate import Squares, contribution_squares
 from dilocox_peer.types import Digest, Layout
 
-MAX_KNOWN = 4096
+MAX_KNOWN = 1024  # 64 of 16 rounds
 
 
 class KnownNorms:
-    """The norms of the newest contributions, by their names. Any thread."""
+    """The norms of the newest contributions, tensor by tensor and squared, by their names. Any thread."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._known: dict[Digest, float] = {}
+        self._known: dict[Digest, Squares] = {}
+        self._lock = threading.Lock()
 
     def check(self, name: Digest, blob: memoryview) -> None:
         """Decodes it once. Raises MalformedBlob."""
-        self._known[name] = contribution_norm(blob, self._layout)
-        while len(self._known) > MAX_KNOWN:
-            self._known.pop(next(iter(self._known)), None)
+        found = contribution_squares(blob, self._layout)
+        with self._lock:
+            self._known[name] = found
+            while len(self._known) > MAX_KNOWN:
+                del self._known[next(iter(self._known))]
 
-    def get(self, name: Digest) -> float | None:
-        """Its norm, if it was checked here."""
+    def get(self, name: Digest) -> Squares | None:
+        """Its own, if it was checked here."""
         return self._known.get(name)

@@ -35,7 +35,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.aggregate import WeighedContributions
+from dilocox_peer.compression.aggregate import Squares, WeighedContributions
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import Blob, Contribution, ContributionEncoder, open_contribution
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
@@ -223,13 +223,13 @@ class OuterOptimizer:
         round_number: int,
         head: Digest,
         rank_in_use: int = 0,
-        norms: Sequence[float | None] = (),
+        squares: Sequence[Squares | None] = (),
         are_results: bool = False,
     ) -> tuple[AnchorMoved, Tensor]:
         """One certificate: its blobs and their micro-batches in its order. What came of it, and shift_N, float32, to be added to the local parameters;
         the caller owns it. `state` is at the new head then. own: whether our offer is among them.
         rank_in_use: of low rank, where the rank that the mean needs is to be measured; 0: it is not.
-        norms: those of the blobs that are known (aggregate.py). are_results: the blobs are not those of the contributions, but what the slices
+        squares: those of the blobs that are known (aggregate.py). are_results: the blobs are not those of the contributions, but what the slices
         of their mean came to.
 
         No blobs is a void round: anchor and momentum stay as they are (momentum without a gradient would coast).
@@ -248,7 +248,7 @@ class OuterOptimizer:
             weighed = CertifiedMean(self._cut, blobs, len(weights))
         else:
             weighed = WeighedContributions(
-                self._layout, blobs, weights, norm_clip=self._settings.norm_clip, norms=norms, beacon=head
+                self._layout, blobs, weights, norm_clip=self._settings.norm_clip, squares=squares, beacon=head
             )
         if weighed.is_void:
             # Anchor and momentum stay; an offer of ours that was in it, and counts nothing, is settled.

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
+from dilocox_peer.compression.aggregate import Squares
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import Blob
 from dilocox_peer.compression.ladder import LOW_RANK
@@ -163,11 +164,11 @@ class Trainer:
         own: bool,
         round_number: int,
         head: Digest,
-        norms: Sequence[float | None] = (),
+        squares: Sequence[Squares | None] = (),
         are_results: bool = False,
     ) -> "Future[AnchorMoved]":
-        """Applies a certificate: its blobs and their micro-batches in its order; own: whether our offer is among them. norms: those
-        of the blobs that are known. are_results: see OuterOptimizer.merge.
+        """Applies a certificate: its blobs and their micro-batches in its order; own: whether our offer is among them. squares: those
+        of the blobs that are known (aggregate.py). are_results: see OuterOptimizer.merge.
 
         No blobs: a void round, or a certificate that only moves the head. Done when anchor and local parameters are
         (`state` is new a little earlier, `progress` not later). If the round was not closed here yet, it is over now
@@ -182,7 +183,7 @@ class Trainer:
             plan = self._timetable.plan(round_number)
             rank = plan.rank if self._watches_rank and plan.codec == LOW_RANK else 0
             moved = outer.merge(
-                blobs, weights, own=own, round_number=round_number, head=head, rank_in_use=rank, norms=norms,
+                blobs, weights, own=own, round_number=round_number, head=head, rank_in_use=rank, squares=squares,
                 are_results=are_results,
             )  # fmt: skip
             self._state = outer.state
