@@ -23,6 +23,9 @@ from dilocox_peer.types import PeerId
 _SOCKET_PATH_BYTES = 103
 _SOCKET_NAME_BYTES = 27
 _PREFIX = "dilocox-"
+_REST = (
+    "?" * 12 + "-" + "[0-9a-f]" * 4
+)  # of a stand-in's name, as `_stand_in` has it: other folders of ours are not swept here
 _ATTEMPTS, _SWEPT_S = 8, 0.02
 _MOST_SWEPT = 256  # folders at a time: a start does not wait for a temp folder full of them
 
@@ -79,7 +82,7 @@ def _unlink_sockets(path: Path) -> None:
 
 def _sweep_left_behind(own: Path) -> None:
     """Stand-ins of this user beside own that nobody holds: their peers were killed. One with anything but sockets in it stays."""
-    for path in itertools.islice(own.parent.glob(f"{_PREFIX}{os.getuid()}-*"), _MOST_SWEPT):
+    for path in itertools.islice(own.parent.glob(f"{_PREFIX}{os.getuid()}-{_REST}"), _MOST_SWEPT):
         if path == own:
             continue
         try:

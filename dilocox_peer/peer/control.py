@@ -10,12 +10,15 @@ socket lies beside the runtime folder, which the transport sweeps of sockets at 
 """
 
 import asyncio
+import errno
 import hashlib
+import itertools
 import json
 import os
 import re
 import socket
 import stat
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,6 +42,8 @@ REQUEST_S = 10.0
 ANSWER_S = 10.0
 MAX_PAUSE_S = 366 * 86_400
 _SOCKET_PATH_BYTES = 100  # sockaddr_un holds 104 on macOS
+_STAND_INS = Path("/tmp")  # where the folders of sockets with too long a path of their own are
+_MOST_SWEPT, _NEW_S = 256, 60.0
 
 
 class NotRunning(DilocoxError):
@@ -68,7 +73,7 @@ def socket_path(peer_folder: Path) -> Path:
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
         return path
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return Path("/tmp", f"dilocox-{os.getuid()}-{name}", "control.sock")
+    return _STAND_INS / f"dilocox-{os.getuid()}-{name}" / "control.sock"
 
 
 class Memory:
@@ -298,6 +303,8 @@ def _listen(path: Path) -> socket.socket:
         folder = path.parent.lstat()
         if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.getuid():
             raise ConfigError(f"{path.parent} is not a folder of ours: remove it or pass another --home")
+        if path.parent.parent == _STAND_INS:
+            _sweep_dead(path.parent)
         if is_answered(path):
             raise ConfigError(f"another process is this peer already ({path}): pass another --name")
         with suppress(FileNotFoundError):
@@ -316,6 +323,22 @@ def _listen(path: Path) -> socket.socket:
         return listening
     except OSError as error:
         raise ConfigError(f"the control socket {path} cannot be made: {error.strerror}; pass another --home") from None
+
+
+def _sweep_dead(own: Path) -> None:
+    """Stand-ins of this user's peers that were killed: nobody listens there, and not since a moment ago."""
+    pattern = f"dilocox-{os.getuid()}-{'[0-9a-f]' * 16}"
+    for folder in itertools.islice(_STAND_INS.glob(pattern), _MOST_SWEPT):
+        with suppress(OSError):
+            status = folder.lstat()
+            is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if folder == own or not is_ours or time.time() - status.st_mtime < _NEW_S:
+                continue
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(FileNotFoundError):
+                probe.settimeout(0.1)
+                if probe.connect_ex(str(folder / "control.sock")) == errno.ECONNREFUSED:
+                    (folder / "control.sock").unlink()
+            folder.rmdir()  # not if there is anything in it
 
 
 def is_answered(path: Path) -> bool:

@@ -15,6 +15,7 @@ from dilocox_peer.cli.flags import PeerFlags
 from dilocox_peer.cli.operate import send
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.events import Remark, RunJoined
+from dilocox_peer.peer import control
 from dilocox_peer.peer.control import (
     KEPT,
     MAX_CONNECTIONS,
@@ -87,6 +88,32 @@ async def test_a_dead_peers_socket_is_replaced_a_living_ones_is_not(tmp_path):
         assert await ask(path, "status")
     with pytest.raises(NotRunning, match="no peer is running"):
         await ask(path, "status")
+
+
+async def test_stand_ins_of_killed_peers_are_swept_and_those_in_use_kept(
+    tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_STAND_INS", short_path)
+    names = ("alive", "dead", "empty", "new", "full")
+    stand_in = {name: socket_path(tmp_path / (name * 40)).parent for name in names}
+    assert all(folder.parent == short_path for folder in stand_in.values())
+    async with server(socket_path(tmp_path / ("alive" * 40))):
+        for name in names[1:]:
+            stand_in[name].mkdir(mode=0o700)
+            if name != "empty":
+                with socket.socket(socket.AF_UNIX) as killed:
+                    killed.bind(str(stand_in[name] / "control.sock"))
+        (stand_in["full"] / "note").touch()
+        (short_path / f"dilocox-{os.getuid()}-of-another").mkdir()
+        for name in set(os.listdir(short_path)) - {stand_in["new"].name}:
+            os.utime(short_path / name, (1.0, 1.0))
+        async with server(socket_path(tmp_path / ("mine" * 40))):
+            left = set(os.listdir(short_path))
+            gone = {name for name in names if stand_in[name].name not in left}
+            assert gone == {"dead", "empty"}
+            assert f"dilocox-{os.getuid()}-of-another" in left
+            assert os.listdir(stand_in["full"]) == ["note"]
+            assert os.listdir(stand_in["alive"]) == ["control.sock"]
 
 
 @pytest.mark.parametrize("raw", [b"", b"\n", b"{}\n", b"[]\n", b"null\n", b"\xff\n", b'{"command": 1}\n', b'{"command": "leave", "x": 1}\n', b"[" * 4000 + b"\n", b"x" * (2 * MAX_REQUEST_BYTES)])  # fmt: skip

@@ -501,7 +501,9 @@ async def test_stand_ins_of_killed_peers_are_swept_and_those_in_use_kept(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(short_path))
     other, _ = await make_transport("b", runtime_dir=tmp_path / ("y" * 120))
-    left, written = (short_path / f"dilocox-{os.getuid()}-{name}" for name in ("killed", "written"))
+    left, written = (short_path / f"dilocox-{os.getuid()}-{name}-0123" for name in ("killed-peer1", "written-peer"))
+    control = short_path / f"dilocox-{os.getuid()}-{'0a' * 8}"  # of a control socket, which no lock tells of
+    control.mkdir(mode=0o700)
     for each in (left, written):
         each.mkdir(mode=0o700)
         with socket.socket(socket.AF_UNIX) as stale:
@@ -509,7 +511,7 @@ async def test_stand_ins_of_killed_peers_are_swept_and_those_in_use_kept(
     (written / "note").touch()
     mine, _ = await make_transport("a", runtime_dir=tmp_path / ("x" * 120))
     found = {name for name in os.listdir(short_path) if name.startswith("dilocox-")}
-    assert found == {other.daemon.folder.name, mine.daemon.folder.name, written.name}
+    assert found == {other.daemon.folder.name, mine.daemon.folder.name, written.name, control.name}
     assert os.listdir(written) == ["note"]
     assert os.listdir(other.daemon.folder), "a peer at work lost its sockets"
 
