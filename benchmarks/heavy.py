@@ -40,7 +40,7 @@ from peaks import held, peaks_of
 from swarm import WatchedSwarm, header, spread
 
 from dilocox_peer.cli.children import Child
-from dilocox_peer.compression.aggregate import Squares
+from dilocox_peer.compression.lengths import Squares
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.config import preset
 from dilocox_peer.files import make_durable
@@ -137,7 +137,7 @@ def nearly(blob: bytes, number: int) -> bytes:
 def squares_of_others(own: Squares | None, count: int) -> list[Squares | None]:
     """Norms of their own, as those of real contributions are: what has another's norm is compared with it byte by byte, which no round of honest peers takes."""
     assert own is not None, "it was not checked"
-    return [[each * (1.0 + index * 1e-6) for each in own] for index in range(count)]
+    return [own * (1.0 + index * 1e-6) for index in range(count)]
 
 
 def rounds(arguments: argparse.Namespace, threads: int, folder: Path) -> list[Digest]:

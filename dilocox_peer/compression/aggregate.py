@@ -9,22 +9,29 @@ Shape letters: N elements of the stage's flat vector.
 """
 
 import math
-import struct
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dilocox_peer.compression.agreement import WHOLE, parts_by_agreement
 from dilocox_peer.compression.contribution import Blob, Contribution, open_contribution
+from dilocox_peer.compression.lengths import (
+    CLIP_STEPS,
+    Shares,
+    Squares,
+    length_of,
+    scale,
+    squares_of,
+    unit_factors,
+    unit_of,
+    units_of,
+)
 from dilocox_peer.compression.reader import PIECE, TensorReader, pieces
 from dilocox_peer.types import Layout
-
-CLIP_STEPS = 64
-"""Clip factors are rounded down to 1/64ths: a difference in a norm's last bits cannot show in the result."""
 
 COMPARED_BYTES = 1 << 16  # at once, of two contributions
 MAX_WEIGHT = 4
@@ -33,15 +40,7 @@ MAX_WEIGHT = 4
 MAX_LATE_SCALE = 4.0
 """Pseudo-gradient that gathered over missed rounds may be that much larger than the group's, before clipping starts."""
 
-LEAST_COMPARED = 3  # contributions of which a tensor's norms tell who is unlike the others
-
-_LANES = 16384
-"""Squares are summed lane by lane, so in the same order on every machine; the lanes at the end by exact summation."""
-
-_SCRATCH = ((_LANES, torch.float64), (PIECE, torch.float64), (PIECE, torch.float32))
-
-Squares = Sequence[float]
-"""Of a contribution the sum of squares of each tensor, in the layout's order."""
+UnitFactors = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class WeighedContributions:
     ) -> None:
         """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). A contribution that agrees little
         with the others weighs less, down to nothing (agreement.py). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
-        micro-batches, see clip_factors) is scaled down to that, and so is each tensor of it (tensor_factors). clip_factors tell all three. squares: what contribution_squares gave before, in order, None
+        micro-batches, see clip_factors) is scaled down to that, and so is each unit of a tensor (lengths.py). clip_factors tell all three. squares: what contribution_squares gave before, in order, None
         where it was not asked: that one is decoded for it here. beacon: what nobody knew before all had contributed, the
         same on all peers. Raises MalformedBlob, also for a value that is not finite."""
         assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
@@ -84,23 +83,23 @@ class WeighedContributions:
         if self.is_void:
             return
         known = tuple(squares) or (None,) * len(blobs)
-        self._squares = tuple(
+        self._squares = [
             squares_of(contribution, layout) if each is None else each
             for contribution, each in zip(self._contributions, known, strict=True)
-        )
+        ]
+        self._units, self._layout = tuple(units_of(layout)), layout
         self._factors: Sequence[float] = (1.0,) * len(blobs)
         self._counts, self._norm_clip = micro_batches, norm_clip
         if len(blobs) > 1:  # a group of one is its own median
-            self.norms = tuple(math.sqrt(math.fsum(each)) for each in self._squares)
+            self.norms = tuple(map(length_of, self._squares))
             counts = weights_of_their_own(blobs, self.norms, micro_batches)
             parts = parts_by_agreement(layout, self._contributions, counts, beacon)
             self._factors, self._counts = weighed(self.norms, counts, parts, norm_clip=norm_clip)
             self._total = sum(self._counts)
             if self.is_void:
                 return
-            self.clip_factors = tuple(
-                factor * part / WHOLE for factor, part in zip(self._lengths_left(layout), parts, strict=True)
-            )
+            left = zip(self._lengths_left(), parts, strict=True)
+            self.clip_factors = tuple(factor * part / WHOLE for factor, part in left)
 
     @property
     def is_void(self) -> bool:
@@ -109,48 +108,51 @@ class WeighedContributions:
     def open(self, index: int) -> "TensorMean":
         """The mean of the tensor of that place in the layout. Raises MalformedBlob."""
         assert not self.is_void, "nothing was contributed"
-        factors = self._factors_of(index)
-        shares = [share_of(each, count, self._total) for each, count in zip(factors, self._counts, strict=True)]
-        return TensorMean([contribution.open(index) for contribution in self._contributions], shares)
+        shares = shares_of(self._factors_of(self._units[index]), self._counts, self._total)
+        readers = [contribution.open(index) for contribution in self._contributions]
+        return TensorMean(readers, shares, unit_of(self._layout.tensors[index].num_elements))
 
     def let_go(self, index: int) -> None:
         """That tensor was read."""
         for contribution in self._contributions:
             contribution.let_go(index)
 
-    def _factors_of(self, index: int) -> Sequence[float]:
-        squares = [each[index] for each in self._squares]
-        return tensor_factors(squares, self._counts, self._factors, norm_clip=self._norm_clip)
+    def _factors_of(self, units: slice) -> UnitFactors:
+        squares = [each[units] for each in self._squares]
+        return factors_of(squares, self._counts, self._factors, norm_clip=self._norm_clip)
 
-    def _lengths_left(self, layout: Layout) -> tuple[float, ...]:
+    def _lengths_left(self) -> Iterator[float]:
         """How long each is still, of what it was."""
-        left = [array("d") for _ in self._squares]
-        for index in range(len(layout.tensors)):
-            for row, factor in enumerate(self._factors_of(index)):
-                # A ratio: squares of factors that are as small as they may be are no floats any more.
-                left[row].append((factor / self._factors[row]) ** 2 * self._squares[row][index])
-        return tuple(
-            factor * math.sqrt(math.fsum(parts) / whole) if (whole := math.fsum(squares)) else factor
-            for factor, parts, squares in zip(self._factors, left, self._squares, strict=True)
-        )
+        # By tensors, as all of them are large. Of ratios: squares of the smallest factors are no floats any more.
+        own = np.array(self._factors)[:, None]
+        lost = [
+            (1.0 - (self._factors_of(units) / own) ** 2, units) for units in self._units if units.stop > units.start
+        ]
+        for row, (factor, squares) in enumerate(zip(self._factors, self._squares, strict=True)):
+            whole = math.fsum(squares)
+            clipped = math.fsum(float((each[row] * squares[units]).sum()) for each, units in lost)
+            yield factor * math.sqrt(max(1.0 - clipped / whole, 0.0)) if whole else factor
 
 
 class TensorMean:
     """The mean of one tensor, to be read piece by piece by any threads: a TensorReader (reader.py) but for its scratch vector."""
 
-    def __init__(self, readers: Sequence[TensorReader], shares: Sequence[float]) -> None:
+    def __init__(self, readers: Sequence[TensorReader], shares: Sequence[Shares], unit: int = PIECE) -> None:
+        """shares: of each contribution, in each unit of so many elements."""
         self._readers = readers
         self._shares = shares
+        self._unit = unit
 
     def read(self, start: int, stop: int, out_X: Tensor, scratch_X: Tensor) -> None:
         """Writes the mean of the elements start to stop into out_X; equal bits on every peer. scratch_X: as long."""
-        for index, (reader, share) in enumerate(zip(self._readers, self._shares, strict=True)):
+        units = slice(start // self._unit, -(-stop // self._unit))
+        for index, (reader, shares) in enumerate(zip(self._readers, self._shares, strict=True)):
             if not index:
                 reader.read(start, stop, out_X)
-                out_X.mul_(share).add_(0.0)  # a sum begins at 0.0, so that none is -0.0
+                scale(out_X, shares[units], self._unit).add_(0.0)  # a sum begins at 0.0, so that none is -0.0
                 continue
             reader.read(start, stop, scratch_X)
-            out_X.add_(scratch_X.mul_(share))
+            out_X.add_(scale(scratch_X, shares[units], self._unit))
 
 
 def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int], *, norm_clip: float) -> Mean:
@@ -220,26 +222,31 @@ def clip_factors(norms: Sequence[float], micro_batches: Sequence[int], *, norm_c
     ones, over what is not zero: idle peers cannot clip the others to nothing.
     """
     median_norm = median_norm_of(norms)
-    median_count = _lower_median([float(count) for count in micro_batches if count > 0])
-    if median_norm == 0.0 or median_count == 0.0:
+    if median_norm == 0.0 or not any(micro_batches):
         return (1.0,) * len(norms)
     factors = []
-    for norm, count in zip(norms, micro_batches, strict=True):
-        limit = norm_clip * median_norm * min(max(count / median_count, 1.0), MAX_LATE_SCALE)
+    for norm, scale_ in zip(norms, _scales(micro_batches), strict=True):
+        limit = norm_clip * median_norm * scale_
         factors.append(1.0 if norm <= limit else _rounded_down(limit / norm))
     return tuple(factors)
 
 
-def tensor_factors(
-    squares: Squares, counts: Sequence[int], factors: Sequence[float], *, norm_clip: float
-) -> Sequence[float]:
-    """The factors of a tensor: the contributions' own, or what its norm leaves where it is norm_clip times the median of the tensor's, whichever is less.
-    Signs and the length of the whole let one contribution put all of its length into one small tensor. squares: of that tensor, of each contribution.
-    Of fewer than LEAST_COMPARED that have anything there and weigh anything, nobody is unlike the others."""
-    norms = [math.sqrt(each) if count else 0.0 for each, count in zip(squares, counts, strict=True)]
-    if sum(norm > 0.0 for norm in norms) < LEAST_COMPARED:
-        return factors
-    return tuple(map(min, factors, clip_factors(norms, counts, norm_clip=norm_clip)))
+def _scales(micro_batches: Sequence[int]) -> list[float]:
+    """How much longer each may be."""
+    median_count = _lower_median([float(count) for count in micro_batches if count > 0])
+    return [min(max(count / (median_count or 1.0), 1.0), MAX_LATE_SCALE) for count in micro_batches]
+
+
+def factors_of(
+    squares: Sequence[Squares], counts: Sequence[int], factors: Sequence[float], *, norm_clip: float
+) -> UnitFactors:
+    """(M, U): of units, the contributions' own factors or what their length there leaves (unit_factors), which is measured as that of the whole is."""
+    return unit_factors(squares, counts, factors, _scales(counts), norm_clip=norm_clip)
+
+
+def shares_of(factors: UnitFactors, counts: Sequence[int], total: int) -> list[Shares]:
+    """Those of each contribution in the mean of each unit."""
+    return [(row * count / total).astype(np.float32) for row, count in zip(factors, counts, strict=True)]
 
 
 def median_norm_of(norms: Sequence[float]) -> float:
@@ -249,46 +256,17 @@ def median_norm_of(norms: Sequence[float]) -> float:
 
 def contribution_norm(raw: Blob, layout: Layout) -> float:
     """Euclidean norm of the decoded blob, equal bits on every peer. Raises MalformedBlob: also a full check of raw."""
-    return math.sqrt(math.fsum(contribution_squares(raw, layout)))
+    return length_of(contribution_squares(raw, layout))
 
 
 def contribution_squares(raw: Blob, layout: Layout) -> Squares:
-    """Of the decoded blob, equal bits on every peer. Raises MalformedBlob: also a full check of raw."""
+    """What squares_of finds in the decoded blob. Raises MalformedBlob: also a full check of raw."""
     return squares_of(open_contribution(raw, layout), layout)
-
-
-class Opened(Protocol):
-    """A contribution, or what it decodes to."""
-
-    def open(self, index: int) -> TensorReader: ...
-    def let_go(self, index: int) -> None: ...
-
-
-def squares_of(contribution: Opened, layout: Layout) -> Squares:
-    """The sums of the squares of what it decodes to, equal bits on every peer. Raises MalformedBlob: also a full check of it."""
-    lanes, wide_X, decoded_X = (torch.empty(size, dtype=kind) for size, kind in _SCRATCH)
-    found = array("d")
-    for index, spec in enumerate(layout.tensors):
-        reader, used = contribution.open(index), lanes[: min(spec.num_elements, _LANES)].zero_()
-        for start, stop in pieces(spec.num_elements):
-            reader.read(start, stop, decoded_X[: stop - start])
-            wide = wide_X[: stop - start].copy_(decoded_X[: stop - start])
-            for squared in torch.split(wide, _LANES):
-                # The square of a float32 is exact in float64, so a fused operation rounds as two do.
-                used[: len(squared)].addcmul_(squared, squared)
-        found.append(math.fsum(used.tolist()))
-        contribution.let_go(index)
-    return found
 
 
 def squared_norm(contribution: Contribution) -> float:
     """The sum of them all. Raises MalformedBlob."""
     return math.fsum(squares_of(contribution, contribution.layout))
-
-
-def share_of(factor: float, count: int, total: int) -> float:
-    """The share of a contribution in the mean, as a float32."""
-    return _float32(factor * count / total)
 
 
 def _rounded_down(factor: float) -> float:
@@ -300,8 +278,3 @@ def _rounded_down(factor: float) -> float:
 def _lower_median(values: list[float]) -> float:
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
-
-
-def _float32(value: float) -> float:
-    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    return rounded

@@ -21,10 +21,9 @@ from torch import Tensor
 from dilocox_peer.compression.aggregate import (
     TensorMean,
     capped_weights,
-    share_of,
+    factors_of,
+    shares_of,
     squared_norm,
-    squares_of,
-    tensor_factors,
     weighed,
     weights_of_their_own,
 )
@@ -38,6 +37,7 @@ from dilocox_peer.compression.contribution import (
     open_contribution,
 )
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
+from dilocox_peer.compression.lengths import scale, squares_of, unit_of, units_of
 from dilocox_peer.compression.reader import TensorReader, pieces
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout, TensorSpec, sha256
@@ -52,6 +52,7 @@ RESULT_CODEC = {
 contributions has few zeros where there are many of them, and many where there are few: ecsq has a use for either."""
 
 
+_ALL = 1 << 62  # elements of one unit
 DECODED_BYTES = 1 << 26
 """A mean whose contributions take less than this decoded decodes each once; of a larger one, what is compared is decoded a second time."""
 
@@ -156,7 +157,7 @@ class CertifiedMean:
 
     def open(self, index: int) -> TensorMean:
         """A tensor of the cut layout. Raises MalformedBlob."""
-        return TensorMean([self._whole.open(index)], [1.0])
+        return TensorMean([self._whole.open(index)], [np.ones(1, np.float32)], _ALL)
 
     def let_go(self, index: int) -> None:
         """That tensor was read."""
@@ -238,15 +239,13 @@ def _mean(layout: Layout, inputs: Sequence[SliceInput], *, norm_clip: float, bea
     if not (total := sum(counts)):
         return
     squares = [squares_of(each, layout) for each in contributions]
-    shares = []  # of each tensor, each contribution's
-    for unit in zip(*squares, strict=True):
-        left = tensor_factors(unit, counts, factors, norm_clip=norm_clip)
-        shares.append([share_of(factor, count, total) for factor, count in zip(left, counts, strict=True)])
+    shares = shares_of(factors_of(squares, counts, factors, norm_clip=norm_clip), counts, total)
     scratch_N = torch.empty(0 if is_small else layout.num_elements)
     for row, contribution in enumerate(contributions):
         decoded_N = contribution.values_N if isinstance(contribution, _Decoded) else _decode(contribution, scratch_N)
-        for (_spec, start, stop), of_tensor in zip(layout.spans(), shares, strict=True):
-            out_N[start:stop].add_(decoded_N[start:stop].mul_(of_tensor[row]))
+        for (spec, start, stop), units in zip(layout.spans(), units_of(layout), strict=True):
+            unit = unit_of(spec.num_elements)
+            out_N[start:stop].add_(scale(decoded_N[start:stop], shares[row][units], unit))
 
 
 def _decode(contribution: Contribution, out_N: Tensor) -> Tensor:

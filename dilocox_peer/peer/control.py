@@ -42,7 +42,7 @@ REQUEST_S = 10.0
 ANSWER_S = 10.0
 MAX_PAUSE_S = 366 * 86_400
 _SOCKET_PATH_BYTES = 100  # sockaddr_un holds 104 on macOS
-_STAND_INS = Path("/tmp")  # where the folders of sockets with too long a path of their own are
+STAND_INS = Path("/tmp")  # where the folders of sockets with too long a path of their own are
 _MOST_SWEPT, _NEW_S = 256, 60.0
 
 
@@ -73,7 +73,7 @@ def socket_path(peer_folder: Path) -> Path:
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
         return path
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return _STAND_INS / f"dilocox-{os.getuid()}-{name}" / "control.sock"
+    return STAND_INS / f"dilocox-{os.getuid()}-{name}" / "control.sock"
 
 
 class Memory:
@@ -303,7 +303,7 @@ def _listen(path: Path) -> socket.socket:
         folder = path.parent.lstat()
         if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.getuid():
             raise ConfigError(f"{path.parent} is not a folder of ours: remove it or pass another --home")
-        if path.parent.parent == _STAND_INS:
+        if path.parent.parent == STAND_INS:
             _sweep_dead(path.parent)
         if is_answered(path):
             raise ConfigError(f"another process is this peer already ({path}): pass another --name")
@@ -328,7 +328,7 @@ def _listen(path: Path) -> socket.socket:
 def _sweep_dead(own: Path) -> None:
     """Stand-ins of this user's peers that were killed: nobody listens there, and not since a moment ago."""
     pattern = f"dilocox-{os.getuid()}-{'[0-9a-f]' * 16}"
-    for folder in itertools.islice(_STAND_INS.glob(pattern), _MOST_SWEPT):
+    for folder in itertools.islice(STAND_INS.glob(pattern), _MOST_SWEPT):
         with suppress(OSError):
             status = folder.lstat()
             is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()

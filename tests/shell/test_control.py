@@ -93,7 +93,7 @@ async def test_a_dead_peers_socket_is_replaced_a_living_ones_is_not(tmp_path):
 async def test_stand_ins_of_killed_peers_are_swept_and_those_in_use_kept(
     tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_STAND_INS", short_path)
+    monkeypatch.setattr(control, "STAND_INS", short_path)
     names = ("alive", "dead", "empty", "new", "full")
     stand_in = {name: socket_path(tmp_path / (name * 40)).parent for name in names}
     assert all(folder.parent == short_path for folder in stand_in.values())

@@ -349,9 +349,7 @@ def test_norms_that_are_known_are_gone_by():
     blobs = [OuterOptimizer(settings(), loop.state).offer(vector(k), 1).blob for k in range(3)]
     known = [contribution_squares(blob, LAYOUT) for blob in blobs]
     moved, _ = loop.merge(
-        blobs, [1, 1, 1], own=False, round_number=1, head=head(1), squares=[known[0], None, [1e4 * x for x in known[2]]]
+        blobs, [1, 1, 1], own=False, round_number=1, head=head(1), squares=[known[0], None, 1e4 * known[2]]
     )
-    assert moved.norms == tuple(
-        pytest.approx(math.sqrt(sum(each))) for each in (*known[:2], [1e4 * x for x in known[2]])
-    )
+    assert moved.norms == tuple(pytest.approx(math.sqrt(sum(each))) for each in (*known[:2], 1e4 * known[2]))
     assert moved.clip_factors[2] < 1.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dilocox_peer.compression.aggregate import TensorMean, share_of
+from dilocox_peer.compression.aggregate import TensorMean, shares_of
 from dilocox_peer.compression.codec import CODECS
 from dilocox_peer.compression.contribution import decode_contribution, encode_contribution
 from dilocox_peer.compression.policy import policy_named
@@ -62,7 +62,7 @@ def test_a_merge_comes_to_the_bits_of_the_formulas_on_whole_vectors(codec, num_t
     mean_N, decoded_N = torch.zeros(N), torch.empty(N)
     for blob, weight in zip([*blobs, offer.blob], weights, strict=True):
         decode_contribution(blob, LAYOUT, decoded_N)
-        mean_N = mean_N + decoded_N * share_of(1.0, weight, sum(weights))
+        mean_N = mean_N + decoded_N * float(shares_of(np.ones((1, 1)), [weight], sum(weights))[0][0])
     next_momentum_N = momentum_N * MU + mean_N
     update_N = (next_momentum_N * MU + mean_N) * -LR
     next_anchor_N = anchor_N + update_N
@@ -95,7 +95,7 @@ def test_a_mean_of_negative_zeros_is_a_positive_one():
     out_X, scratch_X = torch.ones(4), torch.ones(4)
     for shares in ([1.0], [0.5, 0.5]):
         readers = [CODECS["none"].open(raw, (4,)) for _ in shares]
-        TensorMean(readers, shares).read(0, 4, out_X, scratch_X)
+        TensorMean(readers, [np.full(1, share, np.float32) for share in shares]).read(0, 4, out_X, scratch_X)
         assert bits(out_X).tolist() == [0] * 4
 
 

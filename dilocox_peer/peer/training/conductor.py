@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import assert_never
 
-from dilocox_peer.compression.aggregate import Squares
+from dilocox_peer.compression.lengths import Squares
 from dilocox_peer.events import Listener
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.timetable import Timetable

@@ -2,14 +2,15 @@
 
 import threading
 
-from dilocox_peer.compression.aggregate import Squares, contribution_squares
+from dilocox_peer.compression.aggregate import contribution_squares
+from dilocox_peer.compression.lengths import Squares
 from dilocox_peer.types import Digest, Layout
 
-MAX_KNOWN = 1024  # 64 of 16 rounds
+MAX_KNOWN = 256  # of a billion parameters each is up to a megabyte
 
 
 class KnownNorms:
-    """The norms of the newest contributions, tensor by tensor and squared, by their names. Any thread."""
+    """The norms of the newest contributions, unit by unit and squared (lengths.py), by their names. Any thread."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

@@ -35,11 +35,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.aggregate import Squares, WeighedContributions
+from dilocox_peer.compression.aggregate import WeighedContributions
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import Blob, Contribution, ContributionEncoder, open_contribution
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
 from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.compression.lengths import Squares
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.reader import PIECE, pieces
 from dilocox_peer.compression.sizes import raw_bytes

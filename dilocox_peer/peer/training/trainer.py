@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from dilocox_peer.compression.aggregate import Squares
 from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import Blob
 from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.compression.lengths import Squares
 from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.controller import OwnCodec
