@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dilocox_peer.admission import Gate, Revocations, Right
-from dilocox_peer.dht.entry import Door, GuardedP2P, bound_node
+from dilocox_peer.dht.bounds import bound_node
+from dilocox_peer.dht.entry import Door, GuardedP2P
 from dilocox_peer.dht.nearest import remember_nearest
 from dilocox_peer.dht.records import (
     BUCKETS,

@@ -9,13 +9,12 @@ values for the cache, which could hide what is stored, are refused;
 E3 a node id is the hash of the public key in its peer's PeerID, in requests, in answers, and among the nodes that an answer
 names; another is left out. So a peer is one node, and what it takes to be many nodes is as many connections;
 E4 a peer's requests are limited in rate and number, and long ones are checked in slices: the loop goes on between them;
-E5 what is kept is bounded: records under a key, bytes of all, nodes in the routing table.
+E5 what is kept is bounded: records under a key, bytes of all, nodes in the routing table (bounds.py).
 Nothing here imports hivemind; its messages are known by their fields.
 """
 
 import asyncio
 import hashlib
-import heapq
 import math
 import time
 from collections import Counter, OrderedDict
@@ -26,6 +25,7 @@ from typing import Any, Protocol
 
 import msgpack
 
+from dilocox_peer.dht.bounds import MAX_RECORDS
 from dilocox_peer.dht.records import BUCKETS
 from dilocox_peer.scan import DICTIONARY_EXT, scan
 from dilocox_peer.signing import public_key_in
@@ -34,7 +34,6 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.records import MAX_STAGES
 
 NODE_ID_BYTES = 20
-MAX_RECORDS = 128  # under one key; the peers of a stage are spread over BUCKETS keys
 MAX_KEYS = (
     2 + MAX_STAGES * (1 + BUCKETS) + BUCKETS
 )  # that a run has; a node hands all it holds to a nearer one in one request
@@ -42,13 +41,9 @@ MAX_ASKED_KEYS = 32  # in one find; a node asks for the square root of what it l
 MAX_NEAREST = 20  # nodes named for one key; hivemind's bucket size
 MAX_SUBKEY_BYTES = 80
 MAX_DICTIONARY_BYTES = 1024 * 1024
-MAX_BYTES_OF_KEY = MAX_DICTIONARY_BYTES * 3 // 4  # of values: else we would hand out what nobody reads
 MAX_SMALL_BYTES = 4096  # a ping, a find, the answer to a ping or a store
 MAX_BYTES = 4 * 1024 * 1024  # a store, the answer to a find; p2pd's own limit
 MAX_FOUND_BYTES = MAX_BYTES // 2  # of values in an answer of ours
-MAX_STORED_BYTES = 16 * 1024 * 1024
-RECORD_COST_BYTES = 512  # beside its value: what the objects around a record take, about
-MAX_NODES = 1024  # in the routing table
 
 REQUESTS_PER_S, REQUESTS_BURST = 100.0, 400.0  # of one peer; a peer at work sends below one
 RECORDS_PER_REQUEST = 4  # of a store that count as one request
@@ -413,81 +408,3 @@ def _keep_own_node_id(node: Any, peer_id: bytes) -> None:
     """Forgets a node id that is not the sender's; it is then answered like a peer that is no node."""
     if node.node_id and node.node_id != node_id_of(peer_id):
         node.node_id = b""
-
-
-# -- what is kept -----------------------------------------------------------------------------------------------------
-
-
-def bound_node(node: Any, own_subkey: str) -> None:
-    """Bounds what a DHTNode keeps of others: E5. Records of our own always have room."""
-    protocol = node.protocol
-    _bound_storage(protocol.storage, own_subkey)
-    _bound_routing_table(protocol.routing_table)
-    node.blacklist.ban_counter = _NoCounter()  # with our backoff rate of 1 nothing depends on it, and it forgets nobody
-
-
-class _NoCounter(Counter[Any]):
-    def __setitem__(self, key: Any, count: int) -> None:
-        pass
-
-
-def _bound_storage(storage: Any, own_subkey: str) -> None:
-    store_subkey = storage.store_subkey
-    stored_bytes = 0  # at least what is stored: what expires is counted until the next recount
-
-    def store(key: Any, subkey: Any, value: bytes, expires_s: float) -> bool:
-        nonlocal stored_bytes
-        there = storage.get(key)
-        dictionary = there.value if there is not None and not isinstance(there.value, bytes) else None
-        if dictionary is not None:
-            before = dictionary.get(subkey)
-            if before is not None and before.expiration_time >= expires_s:
-                return False  # hivemind refuses it too, but keeps a note of it until it would have expired
-            there_bytes = sum(len(entry.value) for _, entry in dictionary.items())
-            is_full = (before is None and len(dictionary) >= MAX_RECORDS) or there_bytes + len(value) > MAX_BYTES_OF_KEY
-            if is_full and subkey != own_subkey:
-                return False
-        cost = RECORD_COST_BYTES + len(value)
-        if stored_bytes + cost > MAX_STORED_BYTES:
-            stored_bytes = _stored_bytes(storage)
-            if stored_bytes + cost > MAX_STORED_BYTES and subkey != own_subkey:
-                return False
-        is_stored: bool = store_subkey(key, subkey, value, expires_s)
-        if is_stored:
-            stored_bytes += cost
-            _compact(storage)
-            _compact(storage.get(key).value)
-        return is_stored
-
-    storage.store_subkey = store
-
-
-def _stored_bytes(storage: Any) -> int:
-    return sum(
-        RECORD_COST_BYTES + len(entry.value)
-        for _, item in list(storage.items())
-        if not isinstance(item.value, bytes)
-        for _, entry in list(item.value.items())
-    )
-
-
-def _compact(storage: Any) -> None:
-    """hivemind's heap of expiries keeps every store until it would have expired, also of what was replaced since."""
-    if len(storage.expiration_heap) > 64 + 4 * len(storage.data):
-        heap = [entry for key, entry in storage.key_to_heap.items() if key in storage.data]
-        heapq.heapify(heap)
-        storage.expiration_heap[:] = heap
-
-
-def _bound_routing_table(table: Any) -> None:
-    add = table.add_or_update_node
-
-    def bounded(node_id: Any, peer_id: Any) -> Any:
-        if node_id not in table and len(table.uid_to_peer_id) >= MAX_NODES:
-            spare = next((spare for bucket in table.buckets for spare in bucket.replacement_nodes), None)
-            if spare is None:
-                return None
-            del table[spare]
-        return add(node_id, peer_id)
-
-    table.add_or_update_node = bounded

@@ -9,12 +9,12 @@ import msgpack
 import pytest
 
 from dilocox_peer.dht import entry
+from dilocox_peer.dht.bounds import MAX_RECORDS
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.entry import (
     MAX_ASKED_BACK_OF_PEER,
     MAX_ASKED_KEYS,
     MAX_KEYS,
-    MAX_RECORDS,
     MAX_SMALL_BYTES,
     Record,
     decode_dictionary,
