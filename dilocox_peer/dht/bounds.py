@@ -1,20 +1,26 @@
-"""What a DHTNode keeps of others, bounded: hivemind itself keeps all that expires later. E5 of entry.py. Nothing here imports hivemind."""
+"""What a DHTNode keeps of others, bounded: hivemind itself keeps all that expires later. E5 of entry.py; for whom there is room says
+room.py. Nothing here imports hivemind."""
 
 import heapq
+import time
 from collections import Counter
+from contextvars import ContextVar
 from typing import Any
 
-MAX_RECORDS = 128  # under one key; the peers of a stage are spread over BUCKETS keys
-MAX_BYTES_OF_KEY = 768 * 1024  # of values: else we would hand out what nobody reads (MAX_DICTIONARY_BYTES)
+from dilocox_peer.dht.room import RECORD_COST_BYTES, Giver, RecordRoom
+from dilocox_peer.types import PeerId
+
 MAX_STORED_BYTES = 16 * 1024 * 1024
-RECORD_COST_BYTES = 512  # beside its value: what the objects around a record take, about
 MAX_NODES = 1024  # in the routing table
+
+giver: ContextVar[Giver | None] = ContextVar("giver", default=None)
+"""It sent the request to store that this task answers, which hivemind does not tell its storage; None: this node itself."""
 
 
 def bound_node(node: Any, own_subkey: str) -> None:
     """Bounds what a DHTNode keeps of others: E5. Records of our own always have room."""
     protocol = node.protocol
-    _bound_storage(protocol.storage, own_subkey)
+    bound_storage(protocol.storage, own_subkey)
     _bound_routing_table(protocol.routing_table)
     node.blacklist.ban_counter = _NoCounter()  # with our backoff rate of 1 nothing depends on it, and it forgets nobody
 
@@ -24,29 +30,35 @@ class _NoCounter(Counter[Any]):
         pass
 
 
-def _bound_storage(storage: Any, own_subkey: str) -> None:
+def bound_storage(storage: Any, own_subkey: str) -> None:
     store_subkey = storage.store_subkey
     stored_bytes = 0  # at least what is stored: what expires is counted until the next recount
+    room, ourselves = RecordRoom(own_subkey), Giver(PeerId(own_subkey))
 
     def store(key: Any, subkey: Any, value: bytes, expires_s: float) -> bool:
         nonlocal stored_bytes
         there = storage.get(key)
-        dictionary = there.value if there is not None and not isinstance(there.value, bytes) else None
-        if dictionary is not None:
-            before = dictionary.get(subkey)
-            if before is not None and before.expiration_time >= expires_s:
-                return False  # hivemind refuses it too, but keeps a note of it until it would have expired
-            there_bytes = sum(len(entry.value) for _, entry in dictionary.items())
-            is_full = (before is None and len(dictionary) >= MAX_RECORDS) or there_bytes + len(value) > MAX_BYTES_OF_KEY
-            if is_full and subkey != own_subkey:
+        dictionary: Any = {} if there is None or isinstance(there.value, bytes) else there.value
+        before = dictionary.get(subkey)
+        if before is not None and before.expiration_time >= expires_s:
+            return False  # hivemind refuses it too, but keeps a note of it until it would have expired
+        by, going = giver.get() or ourselves, list[str]()
+        if subkey != own_subkey:
+            made = room.make(key, subkey, len(value), by, time.time())
+            if made is None:
                 return False
+            going = made
         cost = RECORD_COST_BYTES + len(value)
         if stored_bytes + cost > MAX_STORED_BYTES:
             stored_bytes = _stored_bytes(storage)
             if stored_bytes + cost > MAX_STORED_BYTES and subkey != own_subkey:
                 return False
+        for other in going:
+            room.dropped(key, other)
+            del dictionary[other]
         is_stored: bool = store_subkey(key, subkey, value, expires_s)
         if is_stored:
+            room.kept(key, subkey, len(value), expires_s, by)
             stored_bytes += cost
             _compact(storage)
             _compact(storage.get(key).value)

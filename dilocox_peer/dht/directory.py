@@ -233,7 +233,8 @@ class Directory:
         if own and later > max(own) and await self.store(key, lease.to_bytes(), later, timeout_s):
             return replace(lease, expires_s=later)
         raise RunUnreachable(
-            f"no node of the directory took our lease of stage {lease.stage}: is this computer's clock right?"
+            f"no node of the directory took our lease of stage {lease.stage}: is this computer's clock right? If it is, "
+            f"there is no room for more peers{_RETRY_LATER}"
         )
 
     async def _leases(self, keys: Sequence[str], timeout_s: float) -> list[Lease]:

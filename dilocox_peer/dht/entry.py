@@ -25,8 +25,9 @@ from typing import Any, Protocol
 
 import msgpack
 
-from dilocox_peer.dht.bounds import MAX_RECORDS
+from dilocox_peer.dht.bounds import giver
 from dilocox_peer.dht.records import BUCKETS
+from dilocox_peer.dht.room import MAX_RECORDS, Giver
 from dilocox_peer.scan import DICTIONARY_EXT, scan
 from dilocox_peer.signing import public_key_in
 from dilocox_peer.token_bucket import TokenBucket
@@ -78,6 +79,7 @@ class Door(Protocol):
     def request(self, peer: PeerId, num_bytes: int) -> str | None: ...
     def oversize(self, peer: PeerId) -> None: ...
     def malformed(self, peer: PeerId) -> None: ...
+    def place_of(self, peer: PeerId) -> str: ...
 
 
 class OpenDoor:
@@ -91,6 +93,9 @@ class OpenDoor:
 
     def malformed(self, _peer: PeerId) -> None:
         pass
+
+    def place_of(self, _peer: PeerId) -> str:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +286,11 @@ class GuardedP2P:
                     one.values.append(record.value)
                     one.expiration_time.append(record.expiration_time)
                     one.in_cache.append(False)
-                response = await handler(one, context)
+                token = giver.set(Giver(peer, self._door.place_of(peer)))
+                try:
+                    response = await handler(one, context)
+                finally:
+                    giver.reset(token)
             answers.append(len(accepted) == len(records) and all(response.store_ok))
         if response is None:  # nothing to be stored: hivemind says who it is
             one = type(request)()

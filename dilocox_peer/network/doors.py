@@ -14,6 +14,7 @@ import psutil
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.events import Listener
 from dilocox_peer.events_of_reach import TurnedAway
+from dilocox_peer.invitation import place_of
 from dilocox_peer.network.daemon import Daemon
 from dilocox_peer.network.doorkeeper import Budgeted, Budgets, Doorkeeper, Trespass
 from dilocox_peer.token_bucket import TokenBucket
@@ -98,6 +99,10 @@ class Doors:
     def hosts_of(self, peer: PeerId) -> Sequence[str]:
         """Those that our connections with peer led to, at the last look; none: it had none, but for relayed ones."""
         return self._hosts.get(peer, ())
+
+    def place_of(self, peer: PeerId) -> str:
+        """The range of addresses that its connection came from at the last look; "": not known."""
+        return next((place for host in self.hosts_of(peer) if (place := place_of(host))), "")
 
     async def _watch(self) -> None:
         """Until it is cancelled, or p2pd is gone, which others tell."""

@@ -9,7 +9,6 @@ import msgpack
 import pytest
 
 from dilocox_peer.dht import entry
-from dilocox_peer.dht.bounds import MAX_RECORDS
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.entry import (
     MAX_ASKED_BACK_OF_PEER,
@@ -22,6 +21,7 @@ from dilocox_peer.dht.entry import (
     node_id_of,
 )
 from dilocox_peer.dht.records import MAX_TTL_S, Lease, bucket_of, dht_id, lease_key
+from dilocox_peer.dht.room import HANDED_ON, MAX_RECORDS
 from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.network.daemon import client_of, raw_peer
 from dilocox_peer.network.transport import Transport
@@ -66,10 +66,11 @@ def leases(key: SigningKey, count: int = 1, stage: int = 0) -> tuple[bytes, list
 class Stranger:
     """Sends requests to a node as they are."""
 
-    def __init__(self, own: Transport, to: Transport) -> None:
+    def __init__(self, own: Transport, key: SigningKey, to: Transport) -> None:
         from hivemind.p2p import PeerID
 
         self.own = own
+        self.key = key
         self.client = client_of(own.p2p)
         self.to = PeerID(raw_peer(to.peer_id))
 
@@ -97,8 +98,8 @@ async def meeting(make_transport: MakeTransport) -> Any:
     """(stranger, node): a stranger connected with a node that it can send to."""
     home, identity = await make_transport("node")
     async with await Directory.create(home, RUN, identity.key) as directory:
-        own, _ = await make_transport("stranger", initial_peers=home.addresses)
-        yield Stranger(own, home), directory
+        own, its = await make_transport("stranger", initial_peers=home.addresses)
+        yield Stranger(own, its.key, home), directory
 
 
 def stored(directory: Directory) -> dict[bytes, dict[str, bytes]]:
@@ -184,17 +185,19 @@ async def test_a_peer_is_the_one_node_that_its_key_says(meeting: Any) -> None:
     assert directory.num_known_nodes == 1
 
 
-async def test_a_key_has_room_for_so_many_and_always_for_our_own(meeting: Any) -> None:
+async def test_a_key_has_room_for_a_few_that_one_hands_on_for_its_own_and_always_for_ours(meeting: Any) -> None:
     stranger, directory = meeting
     key, records = leases(directory.key, MAX_RECORDS + 20)
     own, *others = records
     for record in others:
         await stranger.store([(key, record.subkey, record.value, record.expiration_time)])
-    assert len(stored(directory)[key]) == MAX_RECORDS
+    assert len(stored(directory)[key]) == HANDED_ON
     assert directory.node.protocol.storage.store_subkey(
         next(iter(directory.node.protocol.storage.data)), str(directory.key.peer_id), own.value, own.expiration_time
     )
-    assert len(stored(directory)[key]) == MAX_RECORDS + 1
+    assert len(stored(directory)[key]) == HANDED_ON + 1
+    key, [its_own] = leases(stranger.key)
+    assert await stranger.store([(key, its_own.subkey, its_own.value, its_own.expiration_time)]) == [True]
 
 
 async def test_a_record_that_is_sent_again_leaves_no_trace(meeting: Any) -> None:
@@ -231,7 +234,7 @@ async def test_who_asks_too_often_is_told_so_and_others_are_answered(
     assert all(each.startswith(told) for each in refused), refused
     assert refused
     other, _ = await make_transport("other", initial_peers=directory.transport.addresses)
-    assert await Stranger(other, directory.transport).raw("rpc_ping", ping)
+    assert await Stranger(other, EVIL, directory.transport).raw("rpc_ping", ping)
 
 
 async def test_who_is_asked_back_and_does_not_answer_takes_nobodys_place(meeting: Any) -> None:
