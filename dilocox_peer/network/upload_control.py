@@ -5,10 +5,11 @@ What waits in the home's router is seen in the round trips of the packets of all
 than at least in the last minutes (as in LEDBAT, RFC 6817; the least of all connections that send counts, as what is slow beyond our line slows only some). While that is short the
 rate grows, slowly near what the line carries, so that it is found full now and then; when it is long, what arrived lately, if the rate
 was in use for a second, is what the line carries, and we go on with 0.8 of it. Those who receive may have been slower than our line (in a round
-all send and receive at once), so the most of three such measurements is taken for it in the end, and a rate far below that grows sooner. Where it stays long it is others who fill the line, and we give way further.
+all send and receive at once), so the most of three such measurements is taken for it in the end, and a rate below the part of it that two would have grows sooner. Where it stays long it is others who fill the line, and we give way further.
 
 Several peers behind one line come to even parts: all are lowered by the same share at once, and grow with the square root of their
-rates, the smaller one by the greater share (binomial congestion control, Bansal and Balakrishnan, INFOCOM 2001: k = -1/2, l = 1).
+rates, the smaller one by the greater share (binomial congestion control, Bansal and Balakrishnan, INFOCOM 2001: k = -1/2, l = 1). So that it is the same share, a small rate, whose
+round trips forget what waited more slowly, is held for longer before it is lowered again; and who once had the line alone does not grow sooner for that.
 """
 
 import math
@@ -25,7 +26,10 @@ CREEPING, DOUBLES_S = (
     8.0,
 )  # growth a second after they were, and twice that after each so many seconds in which they are not
 EVEN_BYTES_PER_S = 1e6  # a rate that grows so; a smaller one by a greater share
-RECOVERING = 4  # times as soon, far below what the line carries
+RECOVERING, FAR_BELOW = (
+    4,
+    0.3,
+)  # times as soon, below this part of what the line carries: less than two that share it have
 MEASUREMENTS = 3  # the newest; what the line carries is the most of them
 WINDOW_S, MEASURED_S = (
     1.0,
@@ -33,6 +37,7 @@ WINDOW_S, MEASURED_S = (
 )  # over which is told whether the rate is in use; over which what arrives of a full line is measured
 FARTHEST = 0.7  # of a rate, at one lowering
 HOLD_S = 0.4  # after a lowering, before the next: what waits has to drain
+FORGETS_BYTES = 16 * 1448  # in which a smoothed round trip, by an eighth a packet, has come down from what waited
 IN_USE = 0.8  # of the rate: less, and it is not the rate that limits us
 BEGUN_S = 1.0  # since we began to send: what all of a round let go at once waits in their lines; by then what arrives is measured too (WINDOW_S)
 MAX_LOOK_S = 1.0  # what was seen longer ago says nothing of now
@@ -115,7 +120,10 @@ class UploadControl:
         return arrived / seconds
 
     def _lower(self, now_s: float) -> None:
-        if now_s - self._lowered_s < HOLD_S + 2 * self.waiting_s or self._looked_s < BEGUN_S:
+        hold_s = HOLD_S + 2 * self.waiting_s
+        if self._is_full:  # what is still long may be what waited before
+            hold_s += FORGETS_BYTES / self.rate
+        if now_s - self._lowered_s < hold_s or self._looked_s < BEGUN_S:
             return
         carried = self._carried()
         is_known = self._looked_s >= WINDOW_S and self._is_in_use  # what has arrived says how much the line carries
@@ -129,7 +137,7 @@ class UploadControl:
         self._lowered_s, self._clean_s, self._is_full = now_s, 0.0, True
 
     def _raise(self, seconds: float) -> None:
-        self._clean_s += seconds * (RECOVERING if self.rate < SHARE**2 * self.line else 1)
+        self._clean_s += seconds * (RECOVERING if self.rate < FAR_BELOW * self.line else 1)
         growth = SEARCHING
         if self._lowered_s > float("-inf"):
             creeping = CREEPING * math.sqrt(EVEN_BYTES_PER_S / self.rate)
