@@ -333,8 +333,9 @@ class Archivist:
     async def _go_on(self) -> None:
         """Starts what is to be copied and fetched; a copy that takes an hour does not keep chains from being followed."""
         used_bytes = await asyncio.to_thread(self._archive.size_bytes)
+        arriving_bytes = await asyncio.to_thread(self._archive.arriving_bytes)
         accounts = [self._account(stage) for stage in self._archive.stages]
-        wanted = self._keeping.next(accounts, used_bytes, time.monotonic())
+        wanted = self._keeping.next(accounts, used_bytes, time.monotonic(), arriving_bytes=arriving_bytes)
         self._tell_full(wanted)
         if wanted.copy is not None and (self._copying is None or self._copying.done()):
             self._copying = self._tasks.create_task(

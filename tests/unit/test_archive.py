@@ -7,6 +7,7 @@ import pytest
 
 from dilocox_peer.peer.state.archive import Archive
 from dilocox_peer.peer.state.checkpoint import stored_checkpoints
+from dilocox_peer.store.outline import Outline
 from dilocox_peer.types import sha256
 from dilocox_peer.wire.checkpoints import Checkpoint
 from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage
@@ -96,3 +97,16 @@ def test_what_comes_while_others_are_let_go_of_stays(kept: Kept) -> None:
         kept.archive.contributions.put(entry.peer.encode())
     kept.archive.let_go(*spare)
     assert kept.archive.missing(STAGE) == []
+
+
+def test_what_a_copy_that_broke_off_has_left_is_told_apart_also_after_a_restart(kept: Kept, tmp_path: Path) -> None:
+    kept.follow(CertifiedStage().rounds(2), 1)
+    whole_bytes = kept.archive.size_bytes()
+    sink = kept.stage.arrivals.partial(sha256(b"state"), alone=True)
+    sink.begin(Outline(4096, (sha256(b"state"),)))
+    sink.close()
+    kept.archive.close()
+    again = Archive(tmp_path, MANIFEST, lambda _event: None)
+    assert again.arriving_bytes() == 4096
+    assert again.size_bytes() - again.arriving_bytes() == whole_bytes
+    again.close()

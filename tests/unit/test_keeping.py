@@ -146,6 +146,18 @@ def test_beyond_the_quota_what_is_kept_stays_and_the_reason_is_told(quota: int):
     assert "contributions" in Keeping(STATE + 299).next([one], STATE, 0.0).full
 
 
+def test_what_a_copy_that_broke_off_has_left_is_room_for_the_next_and_for_nothing_else():
+    first, quota = stage(9), 5 * STATE // 2
+    assert Keeping(quota).next([first], STATE, 0.0, arriving_bytes=STATE).copy == 9
+    kept = stage(9, kept=4, following_bytes=STATE, missing_bytes=200)
+    wanted = Keeping(4 * STATE + 100).next([kept], 3 * STATE, 0.0, arriving_bytes=STATE)
+    assert (wanted.copy, wanted.follow) == (9, ())
+    whole = stage(9, kept=9, following_bytes=300, missing_bytes=300)
+    assert Keeping(2 * STATE + 299).next([whole], 2 * STATE, 0.0, arriving_bytes=STATE).follow == ()
+    too_much = Keeping(quota).next([first], 2 * STATE, 0.0, arriving_bytes=STATE)
+    assert (too_much.copy, "--keep-disk" in too_much.full) == (None, True)
+
+
 accounts = st.lists(
     st.builds(
         StageAccount,

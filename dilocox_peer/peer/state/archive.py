@@ -27,6 +27,7 @@ from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
 
+ARRIVALS = "arrivals"
 MAX_STATES = 3  # of a stage: the one that is whole in all stages, the next, and the newest that surely is the run's
 
 
@@ -55,7 +56,7 @@ class StageArchive:
     @cached_property
     def arrivals(self) -> Shelf:
         """Where the next state is put together. Raises OSError."""
-        return Shelf(self._folder / "arrivals")
+        return Shelf(self._folder / ARRIVALS)
 
     # ---- what is here ----
 
@@ -154,6 +155,10 @@ class Archive:
     def size_bytes(self) -> int:
         """On the disk; blocking."""
         return sum(size for size in map(_size, self._folder.rglob("*")))
+
+    def arriving_bytes(self) -> int:
+        """Of these, what has come of states that are not whole yet; blocking."""
+        return sum(size for size in map(_size, self._folder.glob(f"*/{ARRIVALS}/**/*")))
 
     def missing(self, stage: int) -> list[Digest]:
         """The contributions to the stage since its newest state that are not here, oldest first."""

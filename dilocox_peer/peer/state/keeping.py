@@ -125,8 +125,9 @@ class Keeping:
         self._rests_until = float("-inf")
         self._not_before = float("-inf")
 
-    def next(self, stages: Sequence[StageAccount], used_bytes: int, now: float) -> KeepNext:
-        """What to do now; nothing of it may be under way. used_bytes: on the disk. now: monotonic seconds."""
+    def next(self, stages: Sequence[StageAccount], used_bytes: int, now: float, *, arriving_bytes: int = 0) -> KeepNext:
+        """What to do now; nothing of it may be under way. used_bytes: on the disk; arriving_bytes: of these, what came of states of
+        which copies broke off. now: monotonic seconds."""
         room = self._quota_bytes - used_bytes
         copy, full = self._due(stages, now), ""
         lacking: tuple[int, ...] = ()
@@ -134,11 +135,11 @@ class Keeping:
             lacking = tuple(number for number, stage in enumerate(stages) if stage.kept != copy)
             sizes = [stages[number].state_bytes for number in lacking]
             needed = sum(sizes) + max(sizes)  # one of them twice: as it comes, and as it is written
-            if needed > room:
-                full = self._full(f"round {copy}", needed, used_bytes)
+            if needed > room + arriving_bytes:  # which the next copy goes on with, or drops
+                full = self._full(f"round {copy}", needed, used_bytes - arriving_bytes)
                 copy, lacking = None, ()
             else:
-                room -= needed
+                room += arriving_bytes - needed
         follow = []
         for number, stage in enumerate(stages):
             if stage.kept is None or stage.is_broken or not stage.missing_bytes:
