@@ -86,8 +86,10 @@ async def fetch_catalogue(store: Store, wanted: str, donors: Donors, web: Web | 
             path: Path | None = await store.fetch(
                 name, donors=await donors(), max_bytes=MAX_CATALOGUE_BYTES, timeout_s=peers_s
             )
-        except (ThingUnavailable, TimeoutError):
+        except (ThingUnavailable, OSError) as error:  # one who lies about its size may be all there is to ask now
             path = None
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                said = f"; {error}"
             if web is not None:
                 try:
                     await web.fetch(CATALOGUE_FILE, name, max_bytes=MAX_CATALOGUE_BYTES, is_exact=False)

@@ -30,7 +30,7 @@ from dilocox_peer.store.actions import (
     GaveUp,
     Shorten,
 )
-from dilocox_peer.store.fetch_donor import FetchDonor
+from dilocox_peer.store.fetch_donor import FetchDonor, why_nobody
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline
 from dilocox_peer.types import Digest, PeerId
 
@@ -216,19 +216,29 @@ class Fetch:
         if is_right:
             self._is_over = True
             return [Finished()]
-        false, self.outline = self.outline.root, None
-        self._refuted.add(false)
-        self._chunks, self._missing = [], 0
-        actions: list[FetchAction] = []
+        self._refuted.add(check.outline.root)
+        return self._leave("its outline is not of the thing of that name", is_false=True) + self._go_on(now)
+
+    def no_room(self, outline: Outline, reason: str, now: float) -> list[FetchAction]:
+        """There is none here for all that this outline says, which the name does not prove: it is left for others. Nobody is accused."""
+        if self._is_over or self.outline is None or outline.root != self.outline.root:
+            return []
+        return self._leave(reason, is_false=False) + self._go_on(now)
+
+    def _leave(self, reason: str, *, is_false: bool) -> list[FetchAction]:
+        """Puts out who claims the outline gone by, and goes by another that is claimed."""
+        assert self.outline is not None
+        left, actions = self.outline.root, list[FetchAction]()
         others: dict[Digest, Outline] = {}
         for peer, donor in self._donors.items():
-            if donor.outline is not None and donor.outline.root == false:
-                actions += self._accuse(peer, "its outline is not of the thing of that name")
+            if donor.outline is not None and donor.outline.root == left:
+                actions += self._accuse(peer, reason) if is_false else self._put_out(peer, reason)
             elif donor.outline is not None and not donor.is_out:
                 others.setdefault(donor.outline.root, donor.outline)
+        self.outline, self._chunks, self._missing = None, [], 0
         if others:
             self._adopt(max(others.values(), key=lambda each: self._num_behind(each.root)))
-        return actions + self._go_on(now)
+        return actions
 
     # ---- outlines ----
 
@@ -242,7 +252,8 @@ class Fetch:
             return "what it sent is not the thing of that name"
         return None
 
-    def _is_proven(self, outline: Outline) -> bool:
+    def is_proven(self, outline: Outline) -> bool:
+        """Whether the name says that it is this thing's."""
         return self._is_root or len(outline.chunks) == 1
 
     def _num_behind(self, root: Digest) -> int:
@@ -254,8 +265,8 @@ class Fetch:
     def _is_beaten_by(self, other: Outline) -> bool:
         """By one that the name proves, or that more donors claim."""
         assert self.outline is not None
-        if self._is_proven(self.outline) or self._is_proven(other):
-            return not self._is_proven(self.outline)
+        if self.is_proven(self.outline) or self.is_proven(other):
+            return not self.is_proven(self.outline)
         return self._num_behind(other.root) > self._num_behind(self.outline.root)
 
     def _adopt(self, outline: Outline) -> list[FetchAction]:
@@ -309,7 +320,7 @@ class Fetch:
         if self._is_over:
             return []
         if self.outline is not None and not self._missing:
-            if not self._is_proven(self.outline):
+            if not self.is_proven(self.outline):
                 if self._checking == self.outline.root:
                     return []
                 self._checking = self.outline.root
@@ -336,12 +347,12 @@ class Fetch:
         if (other := self._another_outline()) is not None:
             return actions + self._adopt(other) + self._go_on(now)
         self._is_over = True
-        return [*actions, GaveUp(self._why_nobody())]
+        return [*actions, GaveUp(why_nobody(self._donors))]
 
     def _better_outline(self, outline: Outline, now: float) -> Outline | None:
         """To go by instead: one that was never tried, where this one's end is far, or one that came faster. A false one may be let trickle
         for ever."""
-        if self._is_proven(outline) or (other := self._another_outline()) is None:
+        if self.is_proven(outline) or (other := self._another_outline()) is None:
             return None
         if now >= self._progress_s + self._patience_s:
             self._paces[outline.root] = 0.0
@@ -472,10 +483,11 @@ class Fetch:
     # ---- who is not believed ----
 
     def _accuse(self, peer: PeerId, reason: str) -> list[FetchAction]:
+        return [] if self._donors[peer].is_out else [Accused(peer, reason), *self._put_out(peer, reason)]
+
+    def _put_out(self, peer: PeerId, reason: str) -> list[FetchAction]:
         donor = self._donors[peer]
-        if donor.is_out:
-            return []
-        actions: list[FetchAction] = [Accused(peer, reason)]
+        actions: list[FetchAction] = []
         if donor.is_busy:
             actions.append(Shorten(peer, donor.at))
             self._release(peer)
@@ -485,9 +497,3 @@ class Fetch:
         donor.is_out = True
         donor.reasons.append(reason)
         return actions
-
-    def _why_nobody(self) -> str:
-        if not self._donors:
-            return "nobody to ask"
-        said = (f"{peer}: {donor.reasons[-1]}" for peer, donor in self._donors.items() if donor.reasons)
-        return "; ".join(said) or "nobody has it"

@@ -1,8 +1,10 @@
 """What a fetch knows of one of its donors: what it was asked for, how fast it is, how often it failed. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline
+from dilocox_peer.types import PeerId
 
 UNMEASURED_S = 2.0  # a donor that has sent nothing yet is not called slow before
 
@@ -57,3 +59,11 @@ class FetchDonor:
         if not self.got and waited < UNMEASURED_S:
             return 0.0
         return max((self.stop - self.at) / max(self.got / max(waited, 1e-6), 1.0), now - self.heard_s)
+
+
+def why_nobody(donors: Mapping[PeerId, FetchDonor]) -> str:
+    """Why none of them is asked any more."""
+    if not donors:
+        return "nobody to ask"
+    said = (f"{peer}: {donor.reasons[-1]}" for peer, donor in donors.items() if donor.reasons)
+    return "; ".join(said) or "nobody has it"

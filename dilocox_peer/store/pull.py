@@ -87,6 +87,7 @@ class Pull:
         self._room = asyncio.Semaphore(MAX_UNCHECKED)
         self._changed = asyncio.Event()
         self._end: Finished | GaveUp | None = None
+        self._no_room: OSError | None = None  # for an outline that may be false
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dilocox-fetch")
 
     async def run(self) -> Any:
@@ -106,6 +107,8 @@ class Pull:
                 for task in self._asking.values():
                     task.cancel()
             if isinstance(self._end, GaveUp):
+                if self._no_room is not None:
+                    raise self._no_room
                 raise ThingUnavailable(f"{self._fetch.name.hex()[:12]} is not to be had: {self._end.reason}")
             return await self._in_thread(self._finished)
         except BaseExceptionGroup as failures:
@@ -274,13 +277,28 @@ class Pull:
                 self._write(outline, outline.span(check.index)[0], raw)
             return digest
 
-        async with self._room:
-            digest: Digest = await self._in_thread(kept)
-        self._carry_out(self._fetch.checked(check, digest, asyncio.get_running_loop().time()))
+        try:
+            async with self._room:
+                digest: Digest = await self._in_thread(kept)
+        except OSError as error:
+            self._leave(outline, error)
+        else:
+            self._carry_out(self._fetch.checked(check, digest, asyncio.get_running_loop().time()))
 
     async def _check_whole(self, check: CheckWhole) -> None:
-        is_whole: bool = await self._in_thread(self._is_whole, check.outline)
-        self._carry_out(self._fetch.checked_whole(check, is_whole, asyncio.get_running_loop().time()))
+        try:
+            is_whole: bool = await self._in_thread(self._is_whole, check.outline)
+        except OSError as error:
+            self._leave(check.outline, error)
+        else:
+            self._carry_out(self._fetch.checked_whole(check, is_whole, asyncio.get_running_loop().time()))
+
+    def _leave(self, outline: Outline, error: OSError) -> None:
+        """What could not be kept may be a liar's, and others may have what can. Raises error where the name proves that it is not."""
+        if self._fetch.is_proven(outline):
+            raise error
+        self._no_room = error
+        self._carry_out(self._fetch.no_room(outline, str(error), asyncio.get_running_loop().time()))
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import mmap
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -257,7 +258,7 @@ class Shelf:
             os.utime(self._path(name))
         return True
 
-    def _make_room(self, size_bytes: int) -> None:
+    def _make_room(self, size_bytes: int, *, is_certain: bool = True) -> None:
         """Raises OSError when so much cannot be kept at all."""
         if self._quota_bytes is None:
             return
@@ -274,7 +275,7 @@ class Shelf:
                 raise OSError(
                     f"{size_bytes} bytes are more than the quota of {self._quota_bytes} in {self.folder} has room for"
                 )
-            for name in dropped:
+            for name in dropped if is_certain else ():
                 self.forget(name)
 
     def _held(self, name: Digest, size_bytes: int, *, durable: bool) -> None:
@@ -326,9 +327,9 @@ class Shelf:
         _outline_path(partial.path).unlink(missing_ok=True)
         return self._path(partial.name)
 
-    def make_room_for(self, size_bytes: int) -> None:
-        """Drops what the quota asks for. Raises OSError when so much cannot be kept at all."""
-        self._make_room(size_bytes)
+    def make_room_for(self, size_bytes: int, *, is_certain: bool = True) -> None:
+        """Drops what the quota asks for, if so much is certain to come. Raises OSError when so much cannot be kept at all."""
+        self._make_room(size_bytes, is_certain=is_certain)
 
 
 def _all_but_the_newest(partials: list[Path]) -> list[Path]:
@@ -350,6 +351,8 @@ class PartialFile:
         self._shelf = shelf
         self._file = -1
         self._outline: Outline | None = None
+        self._is_proven = False
+        self._come_bytes = 0  # at most what lies on the disk, of an outline that the name does not prove
 
     def resumed(self) -> tuple[Outline, frozenset[int]] | None:
         """What is here from before: the outline gone by, and the chunks that are as it says."""
@@ -366,12 +369,19 @@ class PartialFile:
         return outline, frozenset(right)
 
     def begin(self, outline: Outline) -> None:
-        """Goes by this outline; room for all of it is taken at once. Raises OSError."""
-        self._shelf.make_room_for(outline.size_bytes)
+        """Goes by this outline. Room for all of it is taken at once if the name proves it; if not, as it comes: nothing that is here goes for what
+        a liar says. Raises OSError, also where there will be no room."""
+        self._is_proven = outline.root == self.name or len(outline.chunks) == 1
+        self._shelf.make_room_for(outline.size_bytes, is_certain=self._is_proven)
         if self._file < 0:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._file, outline.size_bytes)
-        if outline.size_bytes:
+        on_disk_bytes = _on_disk_bytes(self._file)
+        if not self._is_proven:
+            if shutil.disk_usage(self.path.parent).free + on_disk_bytes < outline.size_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            self._come_bytes = min(on_disk_bytes, outline.size_bytes)
+        elif outline.size_bytes:
             take_room(self._file, outline.size_bytes)
         if len(outline.chunks) > 1:
             # Not durably: if it is torn, what is here is not gone on with.
@@ -381,6 +391,9 @@ class PartialFile:
     def write(self, start: int, raw: bytes | bytearray | memoryview) -> None:
         """Raises OSError."""
         view = memoryview(raw)
+        if not self._is_proven and self._outline is not None:
+            self._come_bytes = min(self._come_bytes + view.nbytes, self._outline.size_bytes)
+            self._shelf.make_room_for(self._come_bytes)
         while view.nbytes:
             done = os.pwrite(self._file, view, start)
             view, start = view[done:], start + done
@@ -397,6 +410,7 @@ class PartialFile:
     def finish(self, *, durable: bool = True) -> Path:
         """The thing, on its shelf; durable: as for `Shelf.put`. Raises OSError."""
         assert self._outline is not None, "begin first"
+        self._shelf.make_room_for(self._outline.size_bytes)
         if durable:
             os.fsync(self._file)
         self.close()
@@ -423,6 +437,10 @@ class PartialFile:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _on_disk_bytes(file: int) -> int:
+    return 512 * os.fstat(file).st_blocks
 
 
 def write_outline(path: Path, outline: Outline) -> None:
