@@ -136,6 +136,7 @@ class ShardRoom:
         self._web: _OnShelf | None = None
         self._tokens = manifest.inner.micro_batch * manifest.model.context
         self._served: list[Source] = []
+        self._shared: list[SharedFolders] = []
         self._handed: Folded[_Handed] | None = None  # at stage 0
 
     async def open(self) -> None:
@@ -153,7 +154,9 @@ class ShardRoom:
             catalogue, _ = await asyncio.to_thread(read_catalogue, folder, wanted=section.catalogue)
         quota_bytes = shard_quota(self._manifest, self._stage, settings.at_most)
         shelf = await asyncio.to_thread(Shelf, settings.run_folder / "shards", quota_bytes=quota_bytes)
-        self._served = [shelf] if catalogue is None else [shelf, SharedFolders(folders, catalogue, section.catalogue)]
+        self._served = [shelf]
+        if catalogue is not None:
+            self._shared = [SharedFolders(folders, catalogue, section.catalogue)]
         store = Store(self._presence.transport, [shelf])  # to fetch with; what serves comes later in a start-up
         if self._stage:
             return
@@ -208,7 +211,7 @@ class ShardRoom:
 
     async def run(self, machine: HasChain, store: Store, on_ready: Callable[[], None]) -> None:
         """As Data.run."""
-        store.also_serve(self._served)
+        store.also_serve(self._served, self._shared)
         feed, fetcher = self.feed, self._fetcher
         if feed is None or fetcher is None:
             await asyncio.Event().wait()

@@ -6,7 +6,8 @@ The catalogue itself is such a thing, and the tokenizer.json. What was fetched i
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from dilocox_peer.data.tokenizer import FILE_NAME
 from dilocox_peer.errors import ConfigError, DilocoxError, ThingUnavailable
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_data import ShardFetched, ShardRefused
-from dilocox_peer.store.outline import CHUNK_BYTES, Outline
+from dilocox_peer.store.outline import CHUNK_BYTES, MAX_THING_BYTES, Outline
 from dilocox_peer.store.shelf import FileContent
 from dilocox_peer.store.store import Store
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -42,14 +43,18 @@ class SharedFolders:
             tuple[Path, int, int], Outline | None
         ] = {}  # (path, size, mtime); None: it is of another name
 
-    def content(self, name: Digest) -> FileContent | None:
-        """Of a file whose bytes are of that name; the first time they are looked through, a chunk at a time."""
-        file_name = self._names.get(name.hex())
-        for folder in self._folders if file_name else ():
-            path = folder / str(file_name)
+    def is_unread(self, name: Digest) -> bool:
+        """Whether `content` would look through a file first."""
+        return any(seen not in self._outlines for seen in self._files(name))
+
+    def content(self, name: Digest, most_bytes: int = MAX_THING_BYTES) -> FileContent | None:
+        """Of a file whose bytes are of that name; the first time they are looked through, a chunk at a time. None also for a larger one, which
+        is not looked through."""
+        for seen in self._files(name):
+            path, size_bytes, _ = seen
             try:
-                status = path.stat()
-                seen = (path, status.st_size, status.st_mtime_ns)
+                if size_bytes > most_bytes:
+                    continue
                 if seen not in self._outlines:
                     self._outlines[seen] = _outline_of_file(path, name)
                 if (outline := self._outlines[seen]) is not None:
@@ -57,6 +62,15 @@ class SharedFolders:
             except OSError:
                 continue
         return None
+
+    def _files(self, name: Digest) -> Iterator[tuple[Path, int, int]]:
+        """(path, size, mtime) of those that should be of that name."""
+        file_name = self._names.get(name.hex())
+        for folder in self._folders if file_name else ():
+            path = folder / str(file_name)
+            with suppress(OSError):
+                status = path.stat()
+                yield path, status.st_size, status.st_mtime_ns
 
 
 def _outline_of_file(path: Path, name: Digest) -> Outline | None:

@@ -70,6 +70,19 @@ class Source(Protocol):
     def content(self, name: Digest) -> Content | None: ...
 
 
+class Folders(Protocol):
+    """Where files are that have to be looked through before they are served, which may take minutes: that is done in a thread of its own, one file
+    at a time, so that nobody's asking for these keeps the others waiting."""
+
+    def is_unread(self, name: Digest) -> bool:
+        """Whether `content` would look through one first."""
+        ...
+
+    def content(self, name: Digest, most_bytes: int = ...) -> Content | None:
+        """As of a Source. One of more than most_bytes is not looked through, and None."""
+        ...
+
+
 class Store:
     """See the module."""
 
@@ -93,11 +106,14 @@ class Store:
         self._is_urgent = is_urgent
         self._open: OrderedDict[Digest, _Open] = OrderedDict()  # the least lately asked for first
         self._under_way: dict[Digest, asyncio.Task[Path]] = {}
+        self._folders: tuple[Folders, ...] = ()
         self._disk = ThreadPoolExecutor(2, thread_name_prefix="dilocox-store")
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="dilocox-read")
 
-    def also_serve(self, sources: Iterable[Source]) -> None:
+    def also_serve(self, sources: Iterable[Source], folders: Iterable[Folders] = ()) -> None:
         """Things that are elsewhere too."""
         self._sources = (*self._sources, *sources)
+        self._folders = (*self._folders, *folders)
 
     async def serve(self, right: Right | None = Right.READ) -> None:
         """Answers peers from here on. right: what it takes to be answered, in a run that is not open."""
@@ -195,6 +211,8 @@ class Store:
         entry = self._open.pop(name, None)
         if entry is None:
             content = await self._in_thread(self._found, name)
+            if content is None and await self._in_thread(self._is_unread, name):
+                content = await asyncio.get_running_loop().run_in_executor(self._reading, self._looked_through, name)
             if content is None:
                 return None
             entry = self._open.pop(name, None) or _Open(content)
@@ -203,14 +221,22 @@ class Store:
         return entry.content
 
     def _found(self, name: Digest) -> Content | None:
-        return next((found for source in self._sources if (found := source.content(name)) is not None), None)
+        read = (folder for folder in self._folders if not folder.is_unread(name))
+        return next((found for each in (*self._sources, *read) if (found := each.content(name)) is not None), None)
+
+    def _is_unread(self, name: Digest) -> bool:
+        return any(folder.is_unread(name) for folder in self._folders)
+
+    def _looked_through(self, name: Digest) -> Content | None:
+        return next((found for folder in self._folders if (found := folder.content(name)) is not None), None)
 
     def _small(self, names: Iterable[Digest]) -> list[Buffer | None]:
         """Those that are here and are small."""
         return [self._whole(name) for name in names]
 
     def _whole(self, name: Digest) -> Buffer | None:
-        content = self._found(name)
+        small = (found for folder in self._folders if (found := folder.content(name, BUNDLED_BYTES)) is not None)
+        content = self._found(name) or next(small, None)
         if content is None or content.outline.size_bytes > BUNDLED_BYTES:
             return None
         try:

@@ -49,6 +49,18 @@ def test_a_file_is_read_in_chunks_and_stays_open_no_longer_than_it_is_used(tmp_p
     assert folders.content(sha256(RAW)) is None, "changed since"
 
 
+def test_a_file_that_is_too_large_for_what_is_asked_is_not_looked_through(tmp_path, monkeypatch):
+    (tmp_path / SHARD.file_name).write_bytes(RAW)
+    folders = SharedFolders([tmp_path], CATALOGUE, "ab" * 32)
+    assert folders.is_unread(sha256(RAW))
+    assert not folders.is_unread(sha256(b"another")), "nothing of that name is to be looked through"
+    with monkeypatch.context() as context:
+        context.setattr("pathlib.Path.open", lambda *_, **__: pytest.fail("read"))
+        assert folders.content(sha256(RAW), len(RAW) - 1) is None
+    assert folders.content(sha256(RAW), len(RAW)) is not None
+    assert not folders.is_unread(sha256(RAW))
+
+
 class Fed:
     def __init__(self):
         self.wanted = (SHARD,)

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt, ThingUnavailable
 from dilocox_peer.files import PART
 from dilocox_peer.network.bulk import PeerGone, RequestRefused
-from dilocox_peer.store.outline import CHUNK_BYTES, Outline, outline_of
+from dilocox_peer.store.bundles import ABSENT
+from dilocox_peer.store.outline import CHUNK_BYTES, MAX_THING_BYTES, Outline, outline_of
 from dilocox_peer.store.shelf import MAX_PARTIALS, Shelf
 from dilocox_peer.store.store import Store
 from dilocox_peer.types import Digest, PeerId, sha256
@@ -254,6 +256,44 @@ async def test_a_request_that_is_none_is_refused(tmp_path: Path, header: dict[st
     donor = await swarm.donor("a", BIG)
     with pytest.raises(ProtocolError):
         await swarm.net.handlers[donor](ME, header)
+
+
+class Unread:
+    """Folders with one large file, that is looked through for as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.times = 0
+
+    def is_unread(self, name: Digest) -> bool:
+        return name == sha256(BIG) and not self.go_on.is_set()
+
+    def content(self, name: Digest, most_bytes: int = MAX_THING_BYTES) -> None:
+        if self.is_unread(name) and len(BIG) <= most_bytes:
+            self.times += 1
+            self.begun.set()
+            assert self.go_on.wait(60.0)
+
+
+async def test_while_a_large_file_is_looked_through_all_else_is_answered(tmp_path: Path) -> None:
+    small, folders = b"a contribution", Unread()
+    shelf, loopback = Shelf(tmp_path), Loopback()
+    shelf.put(small)
+    store = Store(loopback.at(ME), [shelf])
+    store.also_serve([], [folders])
+    await store.serve()
+    ask = loopback.handlers[ME]
+    strangers = [asyncio.create_task(ask(ME, {"name": sha256(BIG), "want": "outline"})) for _ in range(4)]
+    await asyncio.to_thread(folders.begun.wait, 60.0)
+    try:
+        async with asyncio.timeout(30):  # for ever, if they had all threads
+            assert (await ask(ME, {"name": sha256(small), "want": "outline"})).header == {"size": len(small)}
+            reply = await ask(ME, {"names": sha256(BIG) + sha256(small)})
+            assert reply.header == {"sizes": [ABSENT, len(small)]}, "a large one is not looked through for that"
+    finally:
+        folders.go_on.set()
+        await asyncio.gather(*strangers)
+    assert folders.times == 1, "it is looked through once for all"
 
 
 # ---- shelves ----
