@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.files import PART, fsync_folder, make_durable, replace_file, sweep_parts, take_room
@@ -29,7 +29,7 @@ from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
 
 PARTIAL: Final = "partial"
 PARTIAL_KEPT_S = 7 * 24 * 3600.0
-MAX_PARTIALS = 16  # more than are ever fetched at a time; of others the newest are gone on with
+MAX_PARTIALS = 16  # beside those that are being fetched: the newest are gone on with
 PASSING: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN))
 _SIZE_BYTES = 8
 
@@ -76,6 +76,7 @@ class Shelf:
         self._sizes: dict[Digest, int] = {}  # the least lately used first
         self._unflushed: set[Digest] = set()
         self._pinned: set[Digest] = set()
+        self._in_making: WeakSet[PartialFile] = WeakSet()
         (folder / PARTIAL).mkdir(mode=0o700, parents=True, exist_ok=True)
         found: list[tuple[float, Digest, int]] = []
         for room in folder.iterdir():
@@ -313,12 +314,21 @@ class Shelf:
     # ---- on its way ----
 
     def partial(self, name: Digest, *, alone: bool = False) -> "PartialFile":
-        """Where a thing that is being fetched is put together; what came of it before is there. alone: what came of others is
-        deleted, and else the oldest of too many."""
-        others = [path for path in (self.folder / PARTIAL).iterdir() if not path.name.startswith((name.hex(), PART))]
-        for path in others if alone else _all_but_the_newest(others):
-            path.unlink(missing_ok=True)
-        return PartialFile(self, name)
+        """Where a thing that is being fetched is put together, until it is closed; what came of it before is there. alone: what came of others is
+        deleted, and else the oldest of too many; of those that are being fetched nothing is."""
+        with self._lock:
+            kept = (PART, name.hex(), *(each.path.name for each in self._in_making))
+            others = [path for path in (self.folder / PARTIAL).iterdir() if not path.name.startswith(kept)]
+            for path in others if alone else _all_but_the_newest(others):
+                path.unlink(missing_ok=True)
+            partial = PartialFile(self, name)
+            self._in_making.add(partial)
+        return partial
+
+    def let_go(self, partial: "PartialFile") -> None:
+        """It is not being fetched any more."""
+        with self._lock:
+            self._in_making.discard(partial)
 
     def take_in(self, partial: "PartialFile", outline: Outline, *, durable: bool = True) -> Path:
         """Makes the whole, checked partial file a thing of this shelf. Raises OSError."""
@@ -413,8 +423,9 @@ class PartialFile:
         self._shelf.make_room_for(self._outline.size_bytes)
         if durable:
             os.fsync(self._file)
+        path = self._shelf.take_in(self, self._outline, durable=durable)
         self.close()
-        return self._shelf.take_in(self, self._outline, durable=durable)
+        return path
 
     def mapped(self) -> memoryview:
         """The bytes, memory-mapped, of a thing that is to be on no shelf: they are on the disk as long as the view is held."""
@@ -437,6 +448,7 @@ class PartialFile:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        self._shelf.let_go(self)
 
 
 def _on_disk_bytes(file: int) -> int:

@@ -409,6 +409,21 @@ def test_of_beginnings_that_nobody_goes_on_with_the_newest_stay(tmp_path: Path) 
     assert left == {name.hex() + tail for name in names[-MAX_PARTIALS:] for tail in ("", ".outline")}
 
 
+def test_of_things_that_are_being_fetched_nothing_is_deleted_however_many_there_are(tmp_path: Path) -> None:
+    shelf, under_way = Shelf(tmp_path), []
+    for number in range(3 * MAX_PARTIALS):
+        raw = number.to_bytes(4, "big") * (CHUNK_BYTES // 4 + 1)
+        partial = shelf.partial(sha256(raw))
+        partial.begin(outline_of([raw]))
+        partial.write(0, raw)
+        os.utime(partial.path, (number, number))
+        under_way.append(partial)
+    for partial in under_way:
+        assert partial.is_whole()
+        partial.finish()
+    assert shelf.held == {partial.name for partial in under_way}
+
+
 def test_the_least_lately_used_goes_when_the_quota_is_full_and_what_is_pinned_stays(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, quota_bytes=30)
     first, _, third = (shelf.put(bytes([number]) * 10) for number in range(3))
