@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -185,10 +185,10 @@ class Feed:
         newest = [each for each in handed.stretches if each.epoch >= handed.epoch - 1]
         for stretch in newest:
             if (chunk := self._here(stretch, missing)) is not None:
-                self.wanted = self._to_come(newest, missing)
+                self.wanted = self._to_come(chunk, newest, missing)
                 self._in_vain_from = time.monotonic() + IN_VAIN_S
                 return chunk
-        self.wanted = tuple(missing.values())[:AHEAD_SHARDS]
+        self.wanted = self._to_come(None, (), missing)
         is_on_its_way = any(self._taken.rest_of(stretch, 1) is not None for stretch in newest)
         if not self._takes_from_commons(is_on_its_way=is_on_its_way, was_handed=bool(newest)):
             return None  # it comes, or a certificate names us yet
@@ -203,7 +203,7 @@ class Feed:
         else:
             chunk = None
         self._lanes = self._lanes if first is None else first
-        self.wanted = tuple(missing.values())
+        self.wanted = self._to_come(chunk, (), missing)
         return chunk
 
     def _takes_from_commons(self, *, is_on_its_way: bool, was_handed: bool) -> bool:
@@ -233,16 +233,34 @@ class Feed:
             at = rest.first + 1
         return None
 
-    def _to_come(self, stretches: Sequence[Stretch], missing: dict[str, Shard]) -> tuple[Shard, ...]:
-        """Those missing for what comes next, too."""
+    def _to_come(
+        self, chunk: Stretch | None, stretches: Sequence[Stretch], missing: dict[str, Shard]
+    ) -> tuple[Shard, ...]:
+        """Those missing, of what comes next too: of so many shards, with those in use, as there is room for. Else each that is fetched would take
+        the place of one that is needed sooner, and that one would be fetched again."""
+        room, ahead, wanted = self._shards.room, dict[str, Shard](), dict[str, Shard]()
+        for shard in self._in_order(chunk, stretches, missing):
+            if len(wanted) >= AHEAD_SHARDS or len(ahead) >= room:
+                break
+            is_missing = shard.sha256 in missing or not (self._shards.has(shard) or self._shards.is_hopeless(shard))
+            if is_missing or not self._shards.is_own(shard):
+                ahead[shard.sha256] = shard
+            if is_missing:
+                wanted[shard.sha256] = shard
+        if room < math.inf:
+            self._shards.keep(tuple(ahead.values()))
+        return tuple(wanted.values())
+
+    def _in_order(
+        self, chunk: Stretch | None, stretches: Sequence[Stretch], missing: dict[str, Shard]
+    ) -> Iterator[Shard]:
+        """What is in use, then what is needed, the soonest first."""
+        if chunk is not None:
+            yield from (unit.shard for unit in self._row.units(chunk))
+        yield from missing.values()
         for stretch in stretches:
-            rest = self._taken.rest_of(stretch, stretch.count)
-            for shard in self._row.shards(rest) if rest is not None else ():
-                if len(missing) >= AHEAD_SHARDS:
-                    return tuple(missing.values())
-                if not self._shards.has(shard) and not self._shards.is_hopeless(shard):
-                    missing.setdefault(shard.sha256, shard)
-        return tuple(missing.values())
+            if (rest := self._taken.rest_of(stretch, stretch.count)) is not None:
+                yield from self._row.shards(rest)
 
     def _find(self, shard: Shard) -> OpenShard | None:
         found = self._shards.find(shard)

@@ -4,6 +4,7 @@ A file with another hash than the catalogue's is not read: it is as if it were n
 """
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -58,7 +59,13 @@ class OpenShard:
 class KeptShards(Protocol):
     """Where shards are that were fetched, by their sha256; a Shelf is one."""
 
-    def path(self, name: Digest, /) -> Path | None: ...
+    def path(self, name: Digest, /) -> Path | None:
+        """Where it is; from here on others are dropped before it."""
+        ...
+
+    def room_for(self, size_bytes: int, /) -> int | None:
+        """How many of so many bytes may be here at a time; None: any number."""
+        ...
 
     def forget(self, name: Digest, /) -> None:
         """What is at its path is damaged, or gone. Raises OSError."""
@@ -78,8 +85,31 @@ class ShardFolders:
         self.faults: dict[str, str] = {}  # path -> what is or was wrong with it
 
     def has(self, shard: Shard) -> bool:
-        """Whether a file of its name is in a folder; `find` looks at what is in it."""
-        return any(path.is_file() for path in self._paths(shard))
+        """Whether a file of its name is in a folder, or is open; `find` looks at what is in it."""
+        return shard.sha256 in self._open or any(path.is_file() for path in self._paths(shard))
+
+    def is_own(self, shard: Shard) -> bool:
+        """Whether it is in one of the folders given."""
+        return any((folder / shard.file_name).is_file() for folder in self._folders)
+
+    @property
+    def room(self) -> float:
+        """How many shards that are fetched may be here at a time, at least one."""
+        if self._kept is None:
+            return math.inf
+        largest = max(self._catalogue.shard_bytes(shard) for shard in self._catalogue.shards)
+        room = self._kept.room_for(largest)
+        return math.inf if room is None else max(1, room)
+
+    def keep(self, shards: Sequence[Shard]) -> None:
+        """These are needed next, in this order: what is fetched takes the place of others, then of the last of these. What is open and is none of them is
+        closed, as its room on the disk is free only then."""
+        needed = {shard.sha256 for shard in shards}
+        for name in [name for name in self._open if name not in needed]:
+            del self._open[name]
+        if self._kept is not None:
+            for shard in reversed(shards):
+                self._kept.path(_name_of(shard))
 
     def is_hopeless(self, shard: Shard) -> bool:
         """Whether its bytes are of its name and no shard of this catalogue: nobody has a better one."""

@@ -249,6 +249,14 @@ class Shelf:
         self._path(name).unlink(missing_ok=True)
         _outline_path(self._path(name)).unlink(missing_ok=True)
 
+    def room_for(self, size_bytes: int) -> int | None:
+        """How many things of so many bytes the quota allows beside what is pinned; None: any number."""
+        if self._quota_bytes is None:
+            return None
+        with self._lock:
+            pinned_bytes = sum(held_bytes for name, held_bytes in self._sizes.items() if name in self._pinned)
+        return max(0, self._quota_bytes - pinned_bytes) // size_bytes
+
     def _use(self, name: Digest) -> bool:
         """Whether it is here; it is the most lately used now."""
         with self._lock:

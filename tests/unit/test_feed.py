@@ -1,6 +1,8 @@
 """Micro-batches of shards: each token once, what is spoiled named and passed over, and nothing begun anew after a kill."""
 
 import json
+import math
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from dilocox_peer.data.shards import ShardFolders
 from dilocox_peer.data.taken import Taken
 from dilocox_peer.data.tokenizing import Order, make_shards
 from dilocox_peer.events_of_data import DataTaken, ShardRefused
-from dilocox_peer.types import PeerId
+from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.types import Digest, PeerId
 
 BATCH, CONTEXT, SEED = 2, 64, 3
 
@@ -29,13 +32,13 @@ def made(tmp_path_factory):
 
 
 class Fed:
-    """A feed, and what it told."""
+    """A feed, and what it told. shelf: has the shards, and no folder."""
 
-    def __init__(self, made, tmp_path, folder=None):
+    def __init__(self, made, tmp_path, folder=None, shelf=None):
         catalogue, out = made
         self.told: list[object] = []
         self.row = UnitRow(catalogue, SEED)
-        self.shards = ShardFolders(catalogue, [folder or out])
+        self.shards = ShardFolders(catalogue, [folder or out] if shelf is None else [], kept=shelf)
         self.feed = Feed(
             self.row, self.shards, Taken(tmp_path / "taken.json"), seed=SEED, peer=PeerId("p"), incarnation=1,
             batch=BATCH, context=CONTEXT, listener=self.told.append,
@@ -193,3 +196,25 @@ def test_a_fault_of_the_thread_reaches_the_trainer_instead_of_a_wait(made, tmp_p
     monkeypatch.setattr(fed.row, "units", fail)
     with fed, pytest.raises(RuntimeError, match="reading the data failed: MemoryError: no room for the units"):
         fed.draw()
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, None])
+def test_whatever_a_disk_has_room_for_each_shard_is_fetched_once(made, tmp_path, monkeypatch, room):
+    """What is fetched must not take the place of what is in use, or comes sooner."""
+    monkeypatch.setattr(feed_module, "COMMONS_AFTER_S", math.inf)
+    catalogue, out = made
+    most_bytes = max(catalogue.shard_bytes(shard) for shard in catalogue.shards)
+    shelf = Shelf(tmp_path / "shelf", quota_bytes=None if room is None else room * most_bytes)
+    fetched, deadline = [], time.monotonic() + 60
+    with Fed(made, tmp_path, shelf=shelf) as fed:
+        while len(fed.taken()) < fed.row.row.to_hand_out:
+            assert time.monotonic() < deadline, fetched
+            for shard in fed.feed.wanted[:1]:
+                if Digest(bytes.fromhex(shard.sha256)) not in shelf:
+                    fetched.append(shard.sha256)
+                    shelf.add(out / shard.file_name)
+                    fed.feed.look_again()
+            if fed.feed.is_ready:
+                fed.draw()
+    assert len(catalogue.train) > 4
+    assert len(fetched) == len(set(fetched)) == len(catalogue.train)
