@@ -39,9 +39,9 @@ class Measured:
         start, self._start = self._start, (now_s, tokens)
         step_us = 0
         if start is not None and tokens > start[1] and now_s > start[0]:
-            step_us = max(1, round(1e6 * (now_s - start[0]) * tokens_a_step / (tokens - start[1])))
+            step_us = _quantity(1e6 * (now_s - start[0]) * tokens_a_step / (tokens - start[1]))
         return Report(
-            uplink_kbps=max(0, round(uplink_bps / 1000)),
+            uplink_kbps=min(MAX_QUANTITY, max(0, round(uplink_bps / 1000))),
             step_us=step_us,
             exchange_ms=self._exchange_ms,
             lost_permille=min(1000, max(0, round(1000 * lost))),
@@ -53,10 +53,15 @@ class Measured:
     def on_merge(self, exchange_s: float | None, *, needed_rank: int) -> None:
         """A round is merged. exchange_s: since we closed it, None if we had not."""
         if exchange_s is not None:
-            self._exchange_ms = max(1, round(1000 * exchange_s))
+            self._exchange_ms = _quantity(1000 * exchange_s)
         self._needed_rank = needed_rank
 
 
 def _millionths(value: float) -> int:
     """0 for what is no finite number above 0."""
-    return min(MAX_QUANTITY, max(1, round(1e6 * value))) if math.isfinite(value) and value > 0 else 0
+    return _quantity(1e6 * value) if math.isfinite(value) and value > 0 else 0
+
+
+def _quantity(value: float) -> int:
+    """Of what was measured: more than others read would have all of them refuse the contribution that it goes with."""
+    return min(MAX_QUANTITY, max(1, round(value)))
