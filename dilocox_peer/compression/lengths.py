@@ -61,7 +61,7 @@ def units_of(layout: Layout) -> Iterator[slice]:
 
 def squares_of(contribution: Opened, layout: Layout) -> Squares:
     """Of what it decodes to. Raises MalformedBlob: also a full check of it."""
-    found, decoded_X = [np.zeros(0)], torch.empty(PIECE)
+    found, decoded_X, scratch_X = [np.zeros(0)], torch.empty(PIECE), torch.empty(PIECE, dtype=torch.float64)
     for index, spec in enumerate(layout.tensors):
         reader, unit = contribution.open(index), unit_of(spec.num_elements)
         for start, stop in pieces(spec.num_elements):
@@ -69,20 +69,22 @@ def squares_of(contribution: Opened, layout: Layout) -> Squares:
             reader.read(start, stop, values_X)
             whole = len(values_X) // unit * unit
             if whole:
-                found.append(_squares(values_X[:whole].view(-1, unit)))
+                found.append(_squares(values_X[:whole].view(-1, unit), scratch_X))
             if whole < len(values_X):
-                found.append(_squares(values_X[whole:].view(1, -1)))
+                found.append(_squares(values_X[whole:].view(1, -1), scratch_X))
         contribution.let_go(index)
     return np.concatenate(found)
 
 
-def _squares(values_UX: Tensor) -> Squares:
-    low_U, high_U = values_UX.aminmax(dim=1)
-    _, exponents_U = np.frexp(torch.maximum(high_U, -low_U).numpy().astype(np.float64))
-    whole_UX = values_UX.double().mul_(torch.from_numpy(np.ldexp(1.0, _BITS - exponents_U))[:, None]).round_()
+def _squares(values_UX: Tensor, scratch_X: Tensor) -> Squares:
+    largest_U = torch.maximum(values_UX.amax(1), -values_UX.amin(1))  # aminmax(dim=1) takes twenty times as long
+    _, exponents_U = np.frexp(largest_U.numpy().astype(np.float64))
+    whole_UX = scratch_X[: values_UX.numel()].view(values_UX.shape).copy_(values_UX)
+    whole_UX.mul_(torch.from_numpy(np.ldexp(1.0, _BITS - exponents_U))[:, None]).round_()
     whole_UX.mul_(whole_UX)
-    sums_U = sum(part_UX.sum(1).long() for part_UX in torch.split(whole_UX, _EXACT, dim=1))
-    assert isinstance(sums_U, Tensor)
+    sums_U = torch.zeros(len(values_UX), dtype=torch.int64)
+    for part_UX in torch.split(whole_UX, _EXACT, dim=1):
+        sums_U += part_UX.sum(1).long()
     found: Squares = np.ldexp(sums_U.numpy().astype(np.float64), 2 * (exponents_U - _BITS))
     return found
 

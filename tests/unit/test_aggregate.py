@@ -82,7 +82,9 @@ def test_a_contribution_a_thousand_times_larger_is_clipped_to_the_limit():
     mean = aggregate(LAYOUT, blobs, [1, 1, 1], norm_clip=4.0)
     assert mean.clip_factors[:2] == (1.0, 1.0)
     clipped_norm = mean.norms[2] * mean.clip_factors[2]
-    assert 3.7 * mean.norms[1] < clipped_norm <= 4.0 * max(mean.norms[:2])
+    assert (
+        1.8 * mean.norms[1] < clipped_norm <= 2.0 * max(mean.norms[:2])
+    )  # unit by unit to half of what the whole may be
     expected = (pseudo_gradient(0) + pseudo_gradient(1) + pseudo_gradient(2, 1000.0) * mean.clip_factors[2]) / 3
     off_N = mean_of(mean) - expected  # a unit in which it is still longer than the limit is clipped there
     assert off_N.norm() < 0.05 * expected.norm()

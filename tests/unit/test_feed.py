@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,7 +206,8 @@ def test_whatever_a_disk_has_room_for_each_shard_is_fetched_once(made, tmp_path,
     catalogue, out = made
     most_bytes = max(catalogue.shard_bytes(shard) for shard in catalogue.shards)
     shelf = Shelf(tmp_path / "shelf", quota_bytes=None if room is None else room * most_bytes)
-    fetched, deadline = [], time.monotonic() + 60
+    fetched: list[Any] = []
+    deadline = time.monotonic() + 60
     with Fed(made, tmp_path, shelf=shelf) as fed:
         while len(fed.taken()) < fed.row.row.to_hand_out:
             assert time.monotonic() < deadline, fetched

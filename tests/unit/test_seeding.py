@@ -153,6 +153,24 @@ def test_a_catalogue_that_nobody_has_whole_is_given_up(tmp_path, monkeypatch, ha
         run_virtually(fetch_catalogue(stored, "ab" * 32, nobody, web), monkeypatch)
 
 
+def test_a_catalogue_that_has_no_room_as_one_donor_says_is_asked_for_again(tmp_path, monkeypatch):
+    """It may be a liar, and the only one that is there yet."""
+    raw, tries = CATALOGUE.model_dump_json().encode(), []
+    (tmp_path / "catalogue").write_bytes(raw)
+
+    class Stored:
+        async def fetch(self, _name, **_):
+            tries.append(1)
+            if len(tries) == 1:
+                raise OSError("67108864 bytes are more than the quota has room for")
+            return tmp_path / "catalogue"
+
+    stored: Any = Stored()
+    found, _ = run_virtually(fetch_catalogue(stored, sha256(raw).hex(), nobody), monkeypatch)
+    assert found == CATALOGUE
+    assert len(tries) == 2
+
+
 def test_a_shard_that_peers_only_trickle_comes_from_the_web(tmp_path, monkeypatch):
     fed: Any = Fed()
     stored: Any = Trickled()
