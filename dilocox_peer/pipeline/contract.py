@@ -107,7 +107,8 @@ class ForwardDone:
 
 @dataclass(frozen=True, slots=True)
 class BackwardDone:
-    """The answer to Backward and Turn: the gradient of the input (None at an origin), and the loss (of a Turn)."""
+    """The answer to Backward and Turn: the gradient of the input (None at an origin, and of a Turn of which nothing finite came), and the loss (of a
+    Turn)."""
 
     id: MicroBatchId
     body: Body | None

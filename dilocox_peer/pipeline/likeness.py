@@ -2,12 +2,14 @@
 
 A body's size and that it is finite follow from the run; that it is what the model computes cannot be told from it. But its strength (the root
 of its mean square) can be compared with that of others: micro-batches of one moment are much alike, and so are replicas of one stage. So a body
-that is MOST times as strong as what is usual is refused. Usual is the median of what each neighbour sent last, everybody's own median counting once,
+that is MOST times as strong as what is usual is refused. One that is FAR weaker says nothing of what is usual, and is refused as well where it is activations: a norm
+that divides by next to nothing makes of them gradients that half precision cannot hold (a gradient may honestly be nothing). Usual is the median of what each neighbour sent last, everybody's own median counting once,
 and not the one's that is judged, once another is known: so nobody raises it by itself, nor by sending more. One alone is compared with its own past; of two, who have no majority, each with the stronger of both, or the one could
-have the other refused by sending next to nothing. What came FRESH_S ago says nothing any more: gradients change as training goes on, and peers that
+have the other refused by sending next to nothing; its own past counts as at most FAR times the other's there, or it could double it without end. What came FRESH_S ago says nothing any more: gradients change as training goes on, and peers that
 are gone must not have those that are there refused. What two peers answer alike to the same question is taken, up to MOST times more: it is the question.
 """
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from statistics import median
 from dilocox_peer.types import PeerId
 
 MOST = 8.0  # times
+FAR = 100.0  # times; more than MOST: what one neighbour sends at least must not have another refused
 REMEMBERED = 32  # bodies of a peer
 LEAST_SEEN = 4  # of a peer, before it says what is usual
 MAX_PEERS = 256
@@ -38,19 +41,23 @@ class _Past:
 class Likeness:
     """The strength of one kind of body: activations from those before us, or gradients from those behind."""
 
-    def __init__(self, what: str) -> None:
-        """what: to name it by."""
+    def __init__(self, what: str, *, refuses_weak: bool = False) -> None:
+        """what: to name it by. refuses_weak: what is FAR weaker than usual is not taken."""
         self._what = what
+        self._refuses_weak = refuses_weak
         self._seen: OrderedDict[PeerId, _Past] = OrderedDict()
         self._refused: OrderedDict[Hashable, dict[PeerId, float]] = OrderedDict()  # by question
 
     def why_not(self, peer: PeerId, strength: float, now: float, *, about: Hashable = None) -> str | None:
         """Why a body of peer is not taken; None if it is, and then it is remembered. about: the question that it answers, which others may be asked too.
         now: seconds, of any clock that only goes on."""
-        usual = self.usual(peer, now)
-        if usual is not None and strength > MOST * usual and not self._is_confirmed(peer, strength, about, usual):
-            return f"{self._what} of strength {strength:.2g}, where {usual:.2g} is usual"
-        if strength > 0.0:  # nothing at all says nothing of what is usual
+        least, most = self._usual(peer, now) or (0.0, math.inf)
+        if strength > MOST * most and not self._is_confirmed(peer, strength, about, most):
+            return f"{self._what} of strength {strength:.2g}, where {most:.2g} is usual"
+        is_weak = strength * FAR < least
+        if is_weak and self._refuses_weak:
+            return f"{self._what} of strength {strength:.2g}, where {least:.2g} is usual"
+        if strength > 0.0 and not is_weak:  # nothing at all says nothing of what is usual
             past = self._seen.setdefault(peer, _Past())
             past.strengths.append(strength)
             past.latest = now
@@ -78,10 +85,13 @@ class Likeness:
         """Peers that are remembered."""
         return len(self._seen)
 
-    def usual(self, peer: PeerId, now: float) -> float | None:
-        """What a body of peer is compared with; None as long as too little is known."""
+    def _usual(self, peer: PeerId, now: float) -> tuple[float, float] | None:
+        """What a body of peer may not be far weaker than, and not much stronger; None as long as too little is known."""
         known = {each: median(past.strengths) for each, past in self._seen.items() if past.is_telling(now)}
-        others = [each for other, each in known.items() if other != peer]
-        if len(others) > 1:
-            return median(others)
-        return max([*others, *([known[peer]] if peer in known else [])], default=None)
+        own = known.pop(peer, None)
+        if not known:
+            return None if own is None else (own, own)
+        usual = median(known.values())
+        if own is None or len(known) > 1:
+            return usual, usual
+        return min(usual, max(own, usual / FAR)), max(usual, min(own, usual * FAR))

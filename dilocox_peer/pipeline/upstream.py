@@ -247,10 +247,14 @@ class Upstream:
         return flight
 
     def answer(self, flight: Flight, key: CallKey, body: Body | None) -> None:
-        """Its backward is done: the gradient goes back and is kept, the slot is free."""
+        """Its backward is done: the gradient goes back and is kept, the slot is free. None: nothing finite came of it, so another may compute it."""
         if flight.is_unwanted:
             return
-        assert body is not None, "a later stage's backward gives the gradient of its input"
+        if body is None:
+            self._desk.blame(key[0], "activations of which nothing finite is computed here")
+            self._expel(flight, "not finite")
+            self.grant()
+            return
         del self.flights[key]
         answer = _Answer(flight.id, body, flight.loss)
         self._answers.keep(self._answer_key(key, flight.id), answer, at_most=2 * self._slots.capacity)

@@ -7,7 +7,7 @@ import torch
 
 from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.model.body_sizes import Form
-from dilocox_peer.pipeline.likeness import FRESH_S, LEAST_SEEN, MAX_PEERS, MOST, Likeness
+from dilocox_peer.pipeline.likeness import FAR, FRESH_S, LEAST_SEEN, MAX_PEERS, MOST, Likeness
 from dilocox_peer.types import PeerId
 
 HONEST = [PeerId(f"honest {number}") for number in range(3)]
@@ -51,6 +51,30 @@ def test_nobody_has_others_refused_by_sending_next_to_nothing(num_honest: int) -
         likeness.why_not(LIAR, 1e-9, 0.0)
         for peer in honest:
             assert likeness.why_not(peer, 0.01, 0.0) is None
+
+
+def test_of_two_none_doubles_what_it_sends_without_end() -> None:
+    likeness = seen(HONEST[:1], random.Random(4))
+    strength = 0.01
+    for _ in range(400):
+        if likeness.why_not(LIAR, 2 * strength, 0.0) is None:
+            strength *= 2
+    assert strength <= 1.2 * MOST * FAR * 0.01
+    assert likeness.why_not(HONEST[0], 0.01, 0.0) is None
+
+
+def test_activations_of_next_to_nothing_are_refused_and_gradients_of_it_are_not() -> None:
+    activations, gradients = Likeness("activations", refuses_weak=True), Likeness("a gradient")
+    for likeness in (activations, gradients):
+        for _ in range(LEAST_SEEN):
+            assert likeness.why_not(HONEST[0], 0.01, 0.0) is None
+    for strength in (0.0, 0.99 * 0.01 / FAR):
+        assert (
+            activations.why_not(LIAR, strength, 0.0) == f"activations of strength {strength:.2g}, where 0.01 is usual"
+        )
+        assert gradients.why_not(LIAR, strength, 0.0) is None
+        assert activations.why_not(HONEST[0], strength, 0.0) is not None, "whoever was honest so far"
+    assert activations.why_not(LIAR, 1.01 * 0.01 / FAR, 0.0) is None
 
 
 def test_of_two_a_newcomer_is_compared_with_the_other() -> None:

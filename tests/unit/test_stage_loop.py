@@ -17,6 +17,7 @@ from dilocox_peer.peer.training.stage_loop import StageLoop
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.hops import Refuse
 from tests.cut_runs import corpus, manifest_of, one_model
 
 
@@ -217,6 +218,68 @@ def test_the_step_after_a_replaced_state_is_the_mean_of_what_came_since():
     pipe.benches[0].tell(contract.Rounds(1, 0, 8))
     pipe.run()
     assert steps == [2]  # of the four that the scheduler counts
+
+
+def last_of_two() -> tuple[Pipe, Any]:
+    """A pipe whose last stage has two micro-batches in its gradient, and that stage's loop."""
+    pipe = Pipe(manifest_of(2, schedule="carry"), limit=6)
+    pipe.run()
+    last = pipe.loops[1]
+    assert pipe.benches[1].scheduler.versions.completed == 2
+    return pipe, last
+
+
+def spoiling(turn: Any) -> Any:
+    """Passes.turn in half precision, with activations that it cannot hold."""
+
+    def spoiled(model: Any, body: Any) -> Any:
+        turn(model, body)
+        model.flat_grad_N.fill_(torch.nan)
+        raise FloatingPointError("the training loss is nan")
+
+    return spoiled
+
+
+def test_a_body_that_nothing_finite_comes_of_is_refused_and_its_receiver_goes_on():
+    pipe, last = last_of_two()
+    before = last.current.flat_N.clone()
+    refused: list[Any] = []
+    last.passes.turn = spoiling(last.passes.turn)  # type: ignore[method-assign]
+    pipe.benches[0].tell(contract.Rounds(1, 0, 8))
+    for _ in range(8):
+        while pipe.wire:
+            sender, receiver, message, body = pipe.wire.popleft()
+            refused += [message] if isinstance(message, Refuse) else []
+            pipe.benches[int(receiver[4:])].tell(contract.HopReceived(sender, message, body))
+        for loop in pipe.loops:
+            loop.train_on()
+    assert [message.reason for message in refused] == ["not finite"] * 2
+    assert torch.equal(last.current.flat_N, before)
+    assert not last.current.flat_grad_N.any()
+    assert last.progress.micro_batches == 6
+
+
+def test_a_step_whose_gradient_is_not_finite_is_left_out_in_a_stage_of_several():
+    pipe, last = last_of_two()
+    before = last.current.flat_N.clone()
+    last.current.flat_grad_N.fill_(torch.inf)
+    pipe.benches[0].tell(contract.Rounds(1, 0, 8))
+    pipe.run()
+    assert torch.equal(last.current.flat_N, before)
+    pipe.benches[0].tell(contract.Rounds(1, 0, 12))
+    pipe.run()
+    assert bool(last.current.flat_N.isfinite().all())
+    assert not torch.equal(last.current.flat_N, before)
+
+
+def test_a_stage_whose_own_parameters_are_not_finite_ends():
+    pipe, last = last_of_two()
+    with torch.no_grad():
+        last.current.flat_N[0] = torch.nan
+    last.current.flat_grad_N.fill_(torch.inf)
+    pipe.benches[0].tell(contract.Rounds(1, 0, 8))
+    with pytest.raises(FloatingPointError):
+        pipe.run()
 
 
 def test_versions_share_one_gradient_and_the_optimizer_moves_with_them():

@@ -60,7 +60,8 @@ class Exchange:
         self._admission = admission
         self.banned: Collection[PeerId] = ()  # by the run's owner
         self._listener = listener
-        self._activations, self._gradients = Likeness("activations"), Likeness("a gradient")
+        self._activations = Likeness("activations", refuses_weak=True)
+        self._gradients = Likeness("a gradient")
         self.traffic = LinkTraffic()
         self.heard: OrderedDict[PeerId, float] = OrderedDict()  # when the last frame of each came (monotonic)
 

@@ -6,12 +6,17 @@ into the second buffer, and the first is free again when the last of them is bac
 
 A shift from the outer loop may come while both buffers are in use: it waits (`_pending`) until the scheduler says that
 it can be published. What is snapshot at a round's close includes it.
+
+What is not finite is the fault of what neighbours sent, as long as our parameters are finite: it is left out, with what has been added up for
+the step since the last one, and the peer goes on. A body that half precision cannot hold must not end it.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 from dilocox_peer.data.batches import BatchSource
@@ -45,7 +50,8 @@ class WorkBench(Protocol):
 
     def forward_done(self, micro_batch: MicroBatchId, body: bytes, seconds: float) -> None: ...
 
-    def backward_done(self, micro_batch: MicroBatchId, body: bytes | None, loss: float, seconds: float) -> None: ...
+    def backward_done(self, micro_batch: MicroBatchId, body: bytes | None, loss: float, seconds: float) -> None:
+        """body: None of an origin, and where nothing finite came of it."""
 
     def stepped(self, seconds: float) -> None: ...
 
@@ -151,9 +157,7 @@ class StageLoop:
                 self._bench.packed(work.id, self.passes.take_codec_s())
                 self._bench.backward_done(work.id, gradient, work.loss, time.perf_counter() - started)
             case Turn():
-                gradient, loss = self.passes.turn(self.current, _bytes(work.body))
-                self._in_gradient += 1
-                self._book.done(loss, time.perf_counter() - started)
+                gradient, loss = self._turn(work, started)
                 self._bench.packed(work.id, self.passes.take_codec_s())
                 self._bench.backward_done(work.id, gradient, loss, time.perf_counter() - started)
             case StepNow():
@@ -176,6 +180,24 @@ class StageLoop:
         )  # fmt: skip
         return self.passes.begin(work.id, self.current, inputs_BT, targets_BT)
 
+    def _turn(self, work: Turn, started: float) -> tuple[bytes | None, float]:
+        """Gradient and loss; None and NaN where nothing finite came of it."""
+        try:
+            gradient, loss = self.passes.turn(self.current, _bytes(work.body))
+        except FloatingPointError as error:
+            self._leave_out(error)
+            return None, math.nan
+        self._in_gradient += 1
+        self._book.done(loss, time.perf_counter() - started)
+        return gradient, loss
+
+    def _leave_out(self, error: FloatingPointError) -> None:
+        """The gradient is spoiled. Raises the error if our own parameters are."""
+        if not float(torch.linalg.vector_norm(self.current.flat_N)) < math.inf:
+            raise error
+        self.current.zero_grad()
+        self._in_gradient = 0
+
     def _step(self) -> None:
         self._make_version()
         self._apply_pending()  # a step's version has the shift in it
@@ -183,7 +205,10 @@ class StageLoop:
             return  # all of it was computed with weights that have been replaced: the version is these alone
         self._book.load = self._bench.load_share()
         share = self._book.learning_rate_share(self.optimizer.steps_done)
-        self._book.learning_rate = self.optimizer.step(micro_batches=self._in_gradient, share=share)
+        try:
+            self._book.learning_rate = self.optimizer.step(micro_batches=self._in_gradient, share=share)
+        except FloatingPointError as error:
+            self._leave_out(error)
         self._in_gradient = 0
 
     def _make_version(self) -> None:
