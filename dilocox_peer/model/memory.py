@@ -18,7 +18,7 @@ benchmarks/memory.py measures it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dilocox_peer.manifest import Manifest
@@ -154,6 +154,14 @@ class StageSize:
         in_heap = next((each for each in (vector, scratch) if each <= _HEAP_BLOCK), 0)
         return 2 * min(vector, _FLOAT_BYTES * READ_ELEMENTS) + 2 * in_heap
 
+    def most_under_way(self, room_bytes: int, *, on_cpu: bool, checkpointing: bool) -> int:
+        """Micro-batches that may be kept at once: in_flight, and as many more as half of what is free beside them has room for."""
+        needs = [
+            each.host_bytes(checkpointing=checkpointing) if on_cpu else each.device_bytes(checkpointing=checkpointing)
+            for each in (self, replace(self, in_flight=self.in_flight + 1))
+        ]
+        return self.in_flight + max(0, room_bytes - needs[0]) // 2 // max(1, needs[1] - needs[0])
+
     def device_bytes(self, *, checkpointing: bool = False) -> int:
         """At most, in the memory of an accelerator that trains."""
         activations = self.activation_bytes(checkpointing=checkpointing)
@@ -175,10 +183,13 @@ class Room:
     allowed_bytes: int | None = None
     card: str = ""
 
+    @property
+    def most_bytes(self) -> int:
+        return self.free_bytes if self.allowed_bytes is None else min(self.free_bytes, self.allowed_bytes)
+
     def fitting(self, needs: Sequence[int]) -> list[int]:
         """Of stages that need so many bytes each, those there is room for."""
-        most = self.free_bytes if self.allowed_bytes is None else min(self.free_bytes, self.allowed_bytes)
-        return [stage for stage, need in enumerate(needs) if need <= most]
+        return [stage for stage, need in enumerate(needs) if need <= self.most_bytes]
 
     def why_not(self, stage: int, needs: Sequence[int]) -> str:
         """What is wrong with holding that stage and what to do about it; empty when it fits."""

@@ -128,6 +128,18 @@ def wants_checkpointing(manifest: Manifest, stage: int, wish: Wish) -> bool:
     return not room.fitting([size.host_bytes()])
 
 
+def most_under_way(manifest: Manifest, stage: int, wish: Wish) -> int:
+    """Micro-batches whose values there is room for at once. Asked for before the stage's memory is taken."""
+    device, size = chosen_device(first_of(wish.device)), StageSize.of(manifest, stage, base_bits=wish.base_bits)
+    on_cpu = is_in_machine_memory(device)
+    if on_cpu:
+        room = Room(available_memory() + resident_bytes(), wish.max_memory_bytes)
+    else:
+        room = Room(free_on(device), card=device)
+    recomputes = wants_checkpointing(manifest, stage, wish)
+    return size.most_under_way(room.most_bytes, on_cpu=on_cpu, checkpointing=recomputes)
+
+
 async def _try_to_be_dialled(presence: Presence, stages: dict[int, list[Lease]], listener: Listener) -> None:
     if presence.reachability.at(presence.transport.addresses) == "relayed":  # known already
         return

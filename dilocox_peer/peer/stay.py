@@ -27,7 +27,7 @@ from dilocox_peer.peer import dialback
 from dilocox_peer.peer.arrival import arrive, held_stage, keep_greeting
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, needs_reckoned, run_joined
-from dilocox_peer.peer.claim import claim_stage, wants_checkpointing
+from dilocox_peer.peer.claim import claim_stage, most_under_way, wants_checkpointing
 from dilocox_peer.peer.device import chosen_devices
 from dilocox_peer.peer.discovery import Discovery
 from dilocox_peer.peer.disk_room import copies_kept
@@ -379,7 +379,7 @@ class Stay:
             pace_in=transport.bandwidth.reserve_download,
             rate=lambda: transport.bandwidth.upload_rate,
             paces_home=transport.line.is_owners,
-            admission=presence.admission, site=choices.site,
+            admission=presence.admission, site=choices.site, most_under_way=most_under_way(manifest, stage, settings.wish),
         )  # fmt: skip
         transport.line.include(lambda: conveyor.linkd_pid)
         return conveyor

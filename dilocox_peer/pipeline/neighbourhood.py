@@ -294,6 +294,8 @@ class Neighbourhood:
         if self._is_origin:
             return 1
         announced = max((caller.window for caller in self.callers.values()), default=0)
+        if role.stage == 1:  # its callers are origins, of which none has more under way than a step takes
+            announced = min(announced, role.accumulate)
         return num_slots(
             window=announced or 2 * role.num_stages, callers=len(self.callers), replicas=self.replicas,
             max_slots=role.max_slots,

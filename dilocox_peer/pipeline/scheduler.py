@@ -92,13 +92,13 @@ class Scheduler:
         trace: bool = False,
         entry: Turnstile | None = None,
         site: str = "",
+        most_under_way: float = math.inf,
     ) -> None:
-        """entry: what grants go through, to keep to a download limit; None: there is none. site: where the volunteer says that it is."""
+        """entry: what grants go through, to keep to a download limit; None: there is none. site: where the volunteer says that it is.
+        most_under_way: micro-batches that there is memory for, whatever neighbours ask for; bodies that come beyond it wait."""
         assert 0 <= stage < num_stages, (stage, num_stages)
         assert num_stages >= 2, "a single stage needs no pipeline"
-        self._me, self._incarnation = me, incarnation
-        self._stage = stage
-        self._timing = timing
+        self._me, self._incarnation, self._stage, self._timing = me, incarnation, stage, timing
         role = Role(stage, num_stages, mode, accumulate, max_slots, site)
         self._is_origin, self._is_last = role.is_origin, role.is_last
 
@@ -112,16 +112,16 @@ class Scheduler:
             max_slots=max_slots, abandon=self._abandon, entry=entry if entry is not None else Turnstile(0),
         )  # fmt: skip
         self._calls = self.calls_type(self._desk, self._known, role, rng)
-        self.versions = self.versions_type(mode, accumulate, admit=accumulate if self._is_origin else 2 * accumulate)
+        admit = accumulate if self._is_origin else 2 * accumulate
+        self.versions = self.versions_type(mode, accumulate, admit=admit, most=most_under_way)
 
         self.own: dict[hops.MicroBatchId, Flight] = {}  # at an origin: issued and not back
         self._busy: dict[hops.MicroBatchId, Flight] = {}  # bound to a version: forward begun, backward not finished
         self._running: Work | None = None
         self._runs: Flight | None = None
-        self._was_backward = False
+        self._was_backward = self._is_held = False
         self._next_index = 0
         self._issued = 0  # in this training round
-        self._is_held = False
         self._sweep_at = now + timing.sweep_s
         self._idle_since = self._idle_due = math.inf  # due: whoever computes should ask again, if it is not held
 

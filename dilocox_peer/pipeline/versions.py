@@ -12,6 +12,7 @@ and one that stopped at exactly `accumulate` would drain at another moment than 
 instead of .82). With one origin it comes to the same. Pure: no time, no torch.
 """
 
+import math
 from typing import Literal
 
 Mode = Literal["carry", "flush"]
@@ -20,11 +21,12 @@ Mode = Literal["carry", "flush"]
 class Versions:
     """The versions of one peer's parameters, counted from 0."""
 
-    def __init__(self, mode: Mode, accumulate: int, *, admit: int = 0) -> None:
-        """admit: micro-batches begun between two steps of a flush, at most; 0 for `accumulate`."""
+    def __init__(self, mode: Mode, accumulate: int, *, admit: int = 0, most: float = math.inf) -> None:
+        """admit: micro-batches begun between two steps of a flush, at most; 0 for `accumulate`. most: in flight at once, what there is memory for."""
         assert accumulate >= 1, accumulate
         self._steps_admitted = (admit or accumulate) // accumulate
         self.mode = mode
+        self._most = most
         self.accumulate = accumulate
         self.current = 0
         self.completed = 0  # since the last step
@@ -45,6 +47,8 @@ class Versions:
     def may_admit(self) -> bool:
         """Whether another forward may start. Counting what is in flight, not what was admitted: a cancelled
         micro-batch makes room for another, or a flush would wait for ever."""
+        if self.in_flight >= self._most:
+            return False
         admit = self._steps_admitted * self.accumulate
         return self.mode == "carry" or self.completed + self.in_flight < admit
 

@@ -111,6 +111,16 @@ def test_a_tiny_peer_is_reckoned_with_no_less_than_it_was_measured_to_take():
     assert 563e6 <= StageSize.of(preset("tiny"), 0).host_bytes() <= 600e6
 
 
+def test_more_may_be_under_way_than_is_reckoned_with_only_where_half_of_what_is_free_holds_it():
+    size = size_of(in_flight=3)
+    one = size_of(in_flight=4).host_bytes() - size.host_bytes()
+    for free, most in ((-GB, 3), (0, 3), (2 * one - 1, 3), (2 * one, 4), (20 * one, 13)):
+        assert size.most_under_way(size.host_bytes() + free, on_cpu=True, checkpointing=False) == most
+    told = size.device_bytes(checkpointing=True)
+    assert size.most_under_way(told, on_cpu=False, checkpointing=True) == 3
+    assert size.most_under_way(told + GB, on_cpu=False, checkpointing=True) > 3
+
+
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_an_accelerator_takes_over_what_training_needs(is_alone):
     stage = size_of(is_alone=is_alone)

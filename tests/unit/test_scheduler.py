@@ -286,6 +286,38 @@ def test_a_origin_issues_its_window_and_no_more() -> None:
     assert bench.machine.in_flight == 3
 
 
+def test_no_more_is_under_way_than_there_is_memory_for_whatever_a_caller_asks_for() -> None:
+    bench = middle(accumulate=64, max_slots=64, most_under_way=3)
+    for index in range(16):
+        assert bench.get(UP, Reserve(*id_of(index), index, 0)) == [(UP, SlotGrant(*id_of(index), index))] or index > 11
+        bench.get(UP, Step(*id_of(index), index, 0, 65_536), b"x")
+    begun = [bench.call() for _ in range(3)]
+    assert bench.work() == (None, [])
+    assert bench.machine.in_flight == 3
+    id_, callee, call = begun[0]
+    bench.get(callee, Grad(*id_, call, 1.0, 0), b"g")
+    work, _ = bench.work()
+    assert isinstance(work, Backward)
+    bench.feed(BackwardDone(id_, b"d", 1.0, 0.1))
+    bench.call()  # one is back, and the next that waits begins
+    assert bench.work() == (None, [])
+
+
+def test_an_origin_keeps_no_more_under_way_than_there_is_memory_for_whatever_a_callee_says() -> None:
+    bench = origin(accumulate=64, most_under_way=5)
+    bench.feed(HopReceived(DOWN, replaced(STATUS, stage=1, path_s=600.0, width=4096.0)))
+    for _ in range(5):
+        bench.call()
+    assert bench.work() == (None, [])
+
+
+def test_a_caller_that_is_an_origin_gets_slots_for_no_more_than_a_step_takes() -> None:
+    bench = middle(accumulate=4, max_slots=100)
+    bench.get(UP, Reserve(*id_of(1), 1, 0))
+    bench.get(UP, Step(*id_of(1), 1, 0, 65_536), b"x")
+    assert bench.machine.slots == 8
+
+
 # ---- 3: what comes next ---------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ bytes on the wire are linkd's.
 """
 
 import logging
+import math
 import random
 import secrets
 import threading
@@ -89,11 +90,13 @@ class Conveyor:
         paces_home: bool = True,
         admission: Admission | None = None,
         site: str = "",
+        most_under_way: float = math.inf,
     ) -> None:
         """on_failure: the pipeline has ended for good, from its thread. pace, pace_in: for bodies that go out, and for those
         that we ask for, by a grant or by a body that is answered; called by several threads. rate: bytes a second that may go out by
         now, for the kernel to keep to within a body; None: no limit. paces_home: pace and rate hold also for
-        what stays in the network at home. admission: of a run that is not open.
+        what stays in the network at home. admission: of a run that is not open. most_under_way: micro-batches whose values there
+        is memory for at once.
         """
         self._rate = rate
         self._paces_home = paces_home
@@ -118,7 +121,7 @@ class Conveyor:
             me=key.peer_id, incarnation=incarnation, stage=stage, num_stages=manifest.stages.count,
             mode=manifest.stages.schedule, accumulate=manifest.inner.accumulate, max_slots=slots,
             rng=random.Random(secrets.randbits(128)), now=time.monotonic(), trace=trace,
-            entry=Turnstile(body.step_bytes, pace_in), site=site,
+            entry=Turnstile(body.step_bytes, pace_in), site=site, most_under_way=most_under_way,
         )  # fmt: skip
         self.bench = Bench(scheduler, stage=stage, trace=trace, wake=self._link.wake)
         self._exchange = Exchange(
