@@ -5,13 +5,14 @@ of its mean square) can be compared with that of others: micro-batches of one mo
 that is MOST times as strong as what is usual is refused. One that is FAR weaker says nothing of what is usual, and is refused as well where it is activations: a norm
 that divides by next to nothing makes of them gradients that half precision cannot hold (a gradient may honestly be nothing). Usual is the median of what each neighbour sent last, everybody's own median counting once,
 and not the one's that is judged, once another is known: so nobody raises it by itself, nor by sending more. One alone is compared with its own past; of two, who have no majority, each with the stronger of both, or the one could
-have the other refused by sending next to nothing; its own past counts as at most FAR times the other's there, or it could double it without end. What came FRESH_S ago says nothing any more: gradients change as training goes on, and peers that
+have the other refused by sending next to nothing; its own past counts as at most FAR times the other's there, or it could double it without end.
+Names are free: so against newcomers, even if they are the most, one that was here before them has its own past in the same way. What came FRESH_S ago says nothing any more: gradients change as training goes on, and peers that
 are gone must not have those that are there refused. What two peers answer alike to the same question is taken, up to MOST times more: it is the question.
 """
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -32,6 +33,7 @@ class _Past:
     """What one peer sent."""
 
     strengths: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    since: float = 0.0
     latest: float = 0.0
 
     def is_telling(self, now: float) -> bool:
@@ -58,7 +60,7 @@ class Likeness:
         if is_weak and self._refuses_weak:
             return f"{self._what} of strength {strength:.2g}, where {least:.2g} is usual"
         if strength > 0.0 and not is_weak:  # nothing at all says nothing of what is usual
-            past = self._seen.setdefault(peer, _Past())
+            past = self._seen.setdefault(peer, _Past(since=now))
             past.strengths.append(strength)
             past.latest = now
             self._seen.move_to_end(peer)
@@ -92,6 +94,11 @@ class Likeness:
         if not known:
             return None if own is None else (own, own)
         usual = median(known.values())
-        if own is None or len(known) > 1:
+        if own is None or (len(known) > 1 and not self._is_older(peer, known)):
             return usual, usual
         return min(usual, max(own, usual / FAR)), max(usual, min(own, usual * FAR))
+
+    def _is_older(self, peer: PeerId, others: Collection[PeerId]) -> bool:
+        """Whether more than half of the others came after it."""
+        since = self._seen[peer].since
+        return 2 * sum(self._seen[each].since > since for each in others) > len(others)

@@ -128,6 +128,21 @@ def test_the_strength_of_a_body_is_that_of_its_values(form: Form) -> None:
     assert body.strength(body.pack_hidden(100 * hidden_BTD)) == pytest.approx(100 * found, rel=0.02)
 
 
+@pytest.mark.parametrize("refuses_weak", [True, False])
+@pytest.mark.parametrize("strength", [1e-6, 0.0002])
+def test_newcomers_by_free_names_do_not_have_one_refused_that_was_here_before(
+    refuses_weak: bool, strength: float
+) -> None:
+    likeness = Likeness("what is sent", refuses_weak=refuses_weak)
+    for second in range(30):
+        assert likeness.why_not(HONEST[0], 0.01, float(second)) is None
+    for number in range(5):
+        for _ in range(LEAST_SEEN):
+            likeness.why_not(PeerId(f"new {number}"), strength, 40.0)
+        assert likeness.why_not(HONEST[0], 0.01, 50.0) is None
+    assert likeness.why_not(HONEST[0], 1.1 * MOST * 0.01, 50.0) is not None, "its past is no leave for more"
+
+
 def test_what_a_peer_sent_is_forgotten_with_its_link() -> None:
     """One after the other, strangers made next to nothing usual, and had all that were honest refused for ten minutes."""
     likeness = seen(HONEST[:2], random.Random(5))
