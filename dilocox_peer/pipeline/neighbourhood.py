@@ -30,6 +30,7 @@ from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.hops import MAX_SECONDS, MAX_WINDOW, HopStatus, Step
 
 SERVICE_FROM = 32  # newest work times that the median looks at
+NEWS_S = 0.1  # between two HopStatuses of what has changed
 MOST_PATH_S, MOST_WIDTH = 600.0, 4096.0  # that a callee is believed to have behind it
 
 
@@ -82,6 +83,7 @@ class Neighbourhood:
         self.behind = 0  # the lowest certified round from our stage to the last, as known
         self.status_at = desk.now  # when the next HopStatus is due
         self._stage0_certified = 0
+        self._news_at = float("-inf")  # when what changes may be told again at once
         self._told: tuple[int, int, int, int] | None = None
         self._forward_s: deque[float] = deque(maxlen=SERVICE_FROM)
         self._backward_s: deque[float] = deque(maxlen=SERVICE_FROM)
@@ -304,11 +306,18 @@ class Neighbourhood:
     # ---- telling ----
 
     def tell_news(self) -> None:
-        """A HopStatus to all if a round field has changed since the last one."""
+        """A HopStatus to all if a round field has changed since the last one; soon, if another has just told of a change: one neighbour could have all
+        of them told at each of its own."""
         rounds = self.rounds
         stage0_certified = rounds.certified if self._is_origin else self._stage0_certified
-        if (rounds.training, rounds.certified, stage0_certified, self.behind) != self._told:
+        if (rounds.training, rounds.certified, stage0_certified, self.behind) == self._told:
+            return
+        if self._desk.now >= self._news_at:
+            if self._told is not None:
+                self._news_at = self._desk.now + NEWS_S
             self.tell_all()
+        else:
+            self.status_at = min(self.status_at, self._news_at)
 
     def tell_all(self) -> None:
         desk = self._desk

@@ -20,10 +20,12 @@ from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.turnstile import at_once
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.hops import (
     Cancel,
     Grad,
     HopMessage,
+    HopStatus,
     MicroBatchId,
     Refuse,
     Reserve,
@@ -116,6 +118,9 @@ class MiddlePeer:
 
     def sent_bodies(self) -> Iterable[PeerId]:
         return [peer for peer, message in self.sent if isinstance(message, Step | Grad)]
+
+
+STATUS = HopStatus(0, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1)
 
 
 @pytest.fixture
@@ -255,3 +260,35 @@ def test_a_gradient_that_its_caller_cancels_while_it_waits_is_not_sent():
     assert waits(peer)
     peer.hear("a", Cancel(*id_, 1))
     assert not waits(peer)
+
+
+def test_of_many_statuses_in_one_frame_the_last_counts(middle: MiddlePeer):
+    heard: list[object] = []
+    middle.bench.take_in = heard.append  # type: ignore[method-assign]
+    claims = [replaced(STATUS, stage0_certified=number) for number in range(64)]
+    middle.exchange.take(PeerId("a"), encode_hops(claims), memoryview(b""), 0.01)
+    assert heard == [contract.HopReceived(PeerId("a"), claims[-1], None, 0.01)]
+
+
+def test_who_sends_statuses_without_end_is_told_that_it_is_a_fault_and_others_are_heard(middle: MiddlePeer):
+    def flood() -> None:
+        for _ in range(100_000):
+            middle.hear("a", STATUS)
+
+    with pytest.raises(ProtocolError, match="statuses a second"):
+        flood()
+    middle.hear("b", STATUS)
+    middle.hear("a", Reserve(*MicroBatchId(PeerId("head"), 1, 1), 1, 1))
+    middle.exchange.forget(PeerId("a"))
+    middle.hear("a", STATUS)
+
+
+def test_two_statuses_of_one_moment_leave_as_one(middle: MiddlePeer):
+    middle.flush()
+    middle.sent.clear()
+    for _ in range(2):
+        middle.bench.take_in(contract.Linked(PeerId("c"), 0))
+        middle.bench.take_in(contract.Unlinked(PeerId("c")))
+        middle.bench.take_in(contract.Linked(PeerId("c"), 0))
+    middle.flush()
+    assert sum(isinstance(message, HopStatus) for peer, message in middle.sent if peer == "c") == 1

@@ -657,6 +657,7 @@ def test_round_fields_are_told_at_once_and_flow_through() -> None:
     assert isinstance(down := told[DOWN], HopStatus)
     assert down.stage0_certified == 5
     bench.feed(Rounds(4, 3))
+    bench.now = 0.2
     told = {
         action.peer: action.message
         for action in bench.feed(HopReceived(DOWN, replaced(STATUS, behind=2)))
@@ -665,6 +666,23 @@ def test_round_fields_are_told_at_once_and_flow_through() -> None:
     assert isinstance(up := told[UP], HopStatus)
     assert up.behind == 2
     assert bench.machine.behind == 2
+
+
+def test_a_caller_whose_word_goes_to_and_fro_has_the_others_told_ten_times_a_second_at_most() -> None:
+    bench = middle()
+    told = []
+    for turn in range(1000):
+        bench.now = turn * 0.001
+        flipping = HopReceived(UP, replaced(STATUS, stage=0, stage0_certified=turn % 2, certified=5))
+        for happened in (flipping, *([Tick()] if bench.machine.deadline() <= bench.now else [])):
+            told += [
+                action.message
+                for action in bench.feed(happened)
+                if isinstance(action, HopSend) and isinstance(action.message, HopStatus) and action.peer == DOWN
+            ]
+    assert 5 <= len(told) <= 20
+    bench.feed(HopReceived(UP, replaced(STATUS, stage=0, stage0_certified=7, certified=5)))
+    assert bench.machine.deadline() <= bench.now + 0.1, "what is not told at once is told soon"
 
 
 def test_statuses_come_every_second() -> None:

@@ -6,7 +6,7 @@ neighbour sends is checked here, at the border: the scheduler sees no message or
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Sequence
 
 from dilocox_peer.admission import Admission, Right
 from dilocox_peer.contract import Note
@@ -19,12 +19,14 @@ from dilocox_peer.peer.links.link_traffic import LinkTraffic
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.likeness import Likeness
 from dilocox_peer.pipeline.turnstile import Delay
+from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import (
     MAX_MESSAGES,
     Cancel,
     Grad,
     HopMessage,
+    HopStatus,
     Refuse,
     Step,
     decode_hops,
@@ -32,6 +34,10 @@ from dilocox_peer.wire.hops import (
 )
 
 MAX_HEARD = 512  # neighbours remembered
+STATUS_RATE, STATUS_BURST = (
+    20.0,
+    200.0,
+)  # HopStatuses a second of a neighbour, and at once; an honest one sends 11 at most (neighbourhood.py)
 
 Deliver = Callable[[PeerId, bytes, Bytes | None], bool]
 """Sends a header and a body to a peer; False: it does not go."""
@@ -62,6 +68,7 @@ class Exchange:
         self._listener = listener
         self._activations = Likeness("activations", refuses_weak=True)
         self._gradients = Likeness("a gradient")
+        self._statuses: dict[PeerId, TokenBucket] = {}
         self.traffic = LinkTraffic()
         self.heard: OrderedDict[PeerId, float] = OrderedDict()  # when the last frame of each came (monotonic)
 
@@ -78,8 +85,10 @@ class Exchange:
             reason = self._admission.gate.refusal(peer, Right.JOIN, time.time())
             if reason is not None:
                 raise ProtocolError(peer, f"it is not admitted any more: {reason}")
-        messages = decode_hops(raw, peer)
+        messages = _without_superseded(decode_hops(raw, peer))
         last = messages[-1]
+        if any(isinstance(message, HopStatus) for message in messages):
+            self._count_status(peer)
         if isinstance(last, Step | Grad):
             reason = self._body.why_not(body, is_step=isinstance(last, Step)) or self._why_unlike(peer, last, body)
             if reason is not None:
@@ -101,6 +110,13 @@ class Exchange:
             carried: Bytes | None = body if message is last and isinstance(message, Step | Grad) else None
             self._bench.take_in(contract.HopReceived(peer, message, carried, wire_s))
 
+    def _count_status(self, peer: PeerId) -> None:
+        """One more HopStatus: each may change the plan, and what all others are told. Raises ProtocolError for too many."""
+        now = time.monotonic()
+        bucket = self._statuses.setdefault(peer, TokenBucket(STATUS_RATE, STATUS_BURST, now))
+        if not bucket.try_take(1.0, now):
+            raise ProtocolError(peer, f"more than {STATUS_RATE:.0f} statuses a second")
+
     def _why_unlike(self, peer: PeerId, message: Step | Grad, body: memoryview) -> str | None:
         """Only of what is awaited: else anybody could say what is usual."""
         now = time.monotonic()
@@ -115,6 +131,7 @@ class Exchange:
 
     def forget(self, peer: PeerId) -> None:
         """It is linked no longer: what it sent does not say any more what is usual."""
+        self._statuses.pop(peer, None)
         self._activations.forget(peer)
         self._gradients.forget(peer)
 
@@ -143,7 +160,8 @@ class Exchange:
                     notes.append(self._bench.with_packing(timed))
                 case Note(event):
                     notes.append(event)
-        for peer, messages in small.items():
+        for peer, sent in small.items():
+            messages = _without_superseded(sent)
             for first in range(0, len(messages), MAX_MESSAGES):
                 self._send(deliver, peer, encode_hops(messages[first : first + MAX_MESSAGES]), None)
         while (next_ := self._bodies.take(time.monotonic(), linked)) is not None:  # those whose time has come
@@ -157,3 +175,11 @@ class Exchange:
     def _send(self, deliver: Deliver, peer: PeerId, header: bytes, body: Bytes | None) -> None:
         if deliver(peer, header, body):
             self.traffic.sent += len(header) + (len(body) if body is not None else 0)
+
+
+def _without_superseded(messages: Sequence[HopMessage]) -> Sequence[HopMessage]:
+    """All of them, of HopStatuses the last alone: what it says holds, whatever those before it said."""
+    statuses = [place for place, message in enumerate(messages) if isinstance(message, HopStatus)]
+    if len(statuses) < 2:
+        return messages
+    return [each for place, each in enumerate(messages) if place == statuses[-1] or not isinstance(each, HopStatus)]
