@@ -8,7 +8,7 @@ Pure: no time.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -149,6 +149,9 @@ class AnswerCache(Generic[Replied]):
         self._answers.move_to_end(key)
         while len(self._answers) > max(at_most, 1):
             self._answers.popitem(last=False)
+
+    def values(self) -> Collection[Replied]:
+        return self._answers.values()
 
     def get(self, key: Hashable) -> Replied | None:
         return self._answers.get(key)

@@ -19,7 +19,7 @@ FIRST_SEED = {
     "a slot freed twice": 0,
     "a third version": 0,
     "a backward with another version": 0,
-    "a late duplicate counted": 2,
+    "a late duplicate counted": 4,
     "answers cached by id alone": 20,
     "a gradient of an earlier output": 105,
     "a body without a grant": 0,

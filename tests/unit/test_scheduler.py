@@ -534,8 +534,26 @@ def test_an_answer_is_kept_until_acknowledged() -> None:
     bench.link(UP)
     grad = (UP, Grad(*id_of(1), 1, 1.0, 0))
     assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [grad]
-    assert bench.get(UP, Step(*id_of(1), 1, 0, 4), b"x") == [grad]
+    assert bench.get(UP, Step(*id_of(1), 1, 0, 4), b"x") == [(UP, SlotWait(*id_of(1), 1, 0))], "it is on its way"
     bench.get(UP, GradAck(*id_of(1), 1))
+    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, SlotGrant(*id_of(1), 1))]
+
+
+def test_an_answer_asked_for_again_and_again_is_sent_as_often_as_links_are_lost() -> None:
+    bench = last()
+    bench.take(1)
+    bench.work()
+    bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
+    said = []
+    for second in range(1, 100):
+        bench.now = float(second)
+        said += [message for _, message in bench.get(UP, Reserve(*id_of(1), 1, 0))]
+        if isinstance(said[-1], Refuse):
+            break
+    assert sum(isinstance(message, Grad) for message in said) == 3
+    assert said[-1] == Refuse(*id_of(1), 1, "sent too often")
+    assert bench.now == 60.0
+    assert bench.machine.protocol_errors == 1
     assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, SlotGrant(*id_of(1), 1))]
 
 
