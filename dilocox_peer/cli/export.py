@@ -33,6 +33,13 @@ def run_export(flags: ExportFlags) -> None:
     model = load_model(source)
     if flags.adapter and not (isinstance(model.section, PublishedSection) and model.section.lora_rank):
         raise ConfigError("--adapter: this run trains all parameters, it has no adapters; leave --adapter out")
+    if flags.dtype not in (None, WeightType.FLOAT32):
+        if flags.adapter:
+            raise ConfigError(f"--dtype {flags.dtype.value}: adapters are written in float32; leave --dtype out")
+        if not isinstance(model.section, PublishedSection):
+            raise ConfigError(
+                f"--dtype {flags.dtype.value}: this run's model starts from a seed, its weights are float32; leave --dtype out"
+            )
     beside = _beside(model, flags)
     published = None
     tokenizer = None if FILE_NAME in beside else tokenizer_of(model, flags.source, given=flags.tokenizer)

@@ -71,6 +71,15 @@ def test_with_both_stages_and_the_manifest_beside_them_nothing_more_is_needed(tm
     assert (written.returncode, written.stdout[:3]) == (0, "abc")
 
 
+def test_a_precision_that_a_run_from_a_seed_is_not_written_in_is_refused(tmp_path, out):
+    save(tmp_path, 0, name="a")
+    save(tmp_path, 1, name="a")
+    keep_manifest(run_folder(tmp_path, "a"), MANIFEST)
+    assert_refused(peer(tmp_path, "export", "--out", str(out), "--dtype", "bfloat16"), 2, "--dtype bfloat16", "seed")
+    assert not out.exists()
+    assert peer(tmp_path, "export", "--out", str(out), "--dtype", "float32").returncode == 0
+
+
 def test_two_runs_on_a_disk_have_to_be_chosen_between(tmp_path, out):
     save(tmp_path, 0)
     other = tmp_path / "peers" / "b" / "runs" / ("0" * 16)
