@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dilocox_peer.config import preset
-from dilocox_peer.events import RoundCertified
+from dilocox_peer.events import Failed, RoundCertified
 from dilocox_peer.peer.planning.plan import first_plan
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.rounds.chain import Place
@@ -170,6 +170,24 @@ async def test_what_was_certified_is_read_merged_kept_and_told_until_the_last_ro
     [certified, kept] = stage.told
     assert isinstance(certified, RoundCertified)
     assert kept == "kept"
+
+
+async def test_what_cannot_be_read_for_now_is_not_told_gone_and_not_asked_for_without_end(tmp_path, disk, monkeypatch):
+    """Without a file descriptor left it was told gone, fetched again and loaded again 5,000 times a second."""
+    blobs = Shelf(tmp_path)
+    stage = Stage(blobs, disk)
+    stage.rounds.may_offer = False
+    digest = blobs.put(b"contribution")
+    monkeypatch.setattr(blobs, "mapped", lambda _name: None)  # gives None and keeps it, as for want of descriptors
+    stage.conductor.on_apply(Apply(stage.certify(Entry(PeerId("other"), 1, digest, 12, 8)), None))
+    conducting = asyncio.create_task(stage.conductor.run())
+    await until(lambda: any(isinstance(each, Failed) for each in stage.told))
+    assert stage.posted == []
+    monkeypatch.undo()
+    await until(lambda: "StateComputed" in stage.names())
+    conducting.cancel()
+    await asyncio.gather(conducting, return_exceptions=True)
+    assert ("merge", (b"contribution",)) in stage.trainer.told
 
 
 async def test_a_contribution_that_is_damaged_on_disk_is_asked_for_again_and_merged_then(tmp_path, disk):

@@ -179,6 +179,18 @@ def test_the_contribution_of_an_idle_peer_is_not_deleted_when_it_came_too_late()
     assert peer.on(peer.encoded(micro_batches=0)) == [WithdrawOffer(())]
 
 
+def test_contributions_that_cannot_be_read_for_now_are_read_again_a_second_later_and_not_fetched():
+    peer = Peer()
+    peer.on(Glance())
+    assert [type(each) for each in peer.on(peer.certified())] == [LoadContributions]
+    posted = len(peer.posted)
+    assert peer.on(ContributionsLoaded(BLOB, for_now=True), 5.0) == []
+    for now in (5.0, 5.5, 5.9):
+        assert peer.on(Glance(), now, has_lost_back=False) == []
+    assert peer.posted[posted:] == []
+    assert [type(each) for each in peer.on(Glance(), 6.0)] == [LoadContributions]
+
+
 def test_nothing_is_closed_or_merged_while_a_state_is_fetched_and_what_it_leaves_behind_is_never_merged():
     peer = Peer()
     peer.on(Glance())

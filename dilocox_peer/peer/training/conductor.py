@@ -209,8 +209,8 @@ class Conductor:
                 return OfferBack()
             case LoadContributions(certificate):
                 loaded = await self._loop.run_in_executor(self._disk, self._read, certificate)
-                if isinstance(loaded, bytes):
-                    return ContributionsLoaded(loaded)
+                if isinstance(loaded, bytes):  # the shelf drops what is damaged, and keeps what it cannot open for now
+                    return ContributionsLoaded(loaded, for_now=loaded in self._blobs.held)
                 self._loaded = loaded
                 return ContributionsLoaded(None)
             case MergeRound(certificate, own):

@@ -100,9 +100,10 @@ class OfferBack:
 
 @dataclass(frozen=True, slots=True)
 class ContributionsLoaded:
-    """Answers LoadContributions. missing: what is gone from disk; None: all are at hand."""
+    """Answers LoadContributions. missing: what is gone from disk; None: all are at hand. for_now: it is here, and cannot be read at this moment."""
 
     missing: Digest | None
+    for_now: bool = False
 
 
 @dataclass(frozen=True, slots=True)

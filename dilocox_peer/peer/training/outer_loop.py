@@ -54,6 +54,7 @@ from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Entry
 
 PULSE_S = 0.1  # how often progress is read and the clock asked
+LOAD_AGAIN_S = 1.0  # after contributions that are here could not be read
 TELL_EVERY_S = 0.25  # as a round comes to its end the others are told of our micro-batches, at most so often; where they are many, as heartbeats
 
 
@@ -112,6 +113,7 @@ class OuterLoop:
         self._at_work: Apply | None = None  # of the certificate that is loaded or merged
         self.lost: Digest | None = None
         """A contribution to be merged that is gone from our disk."""
+        self._load_at = -math.inf  # not before: what is here could not be read
         self._adoptions = 0
         self._is_held = True  # a peer starts with training held, until the rounds are at its head
         self._known_head = rounds.head  # the round machine's, as of the last certificate that reached us
@@ -157,8 +159,8 @@ class OuterLoop:
             case OfferBack():
                 self._expect(OuterPhase.WITHDRAWING)
                 self.phase = OuterPhase.IDLE
-            case ContributionsLoaded(missing):
-                actions += self._loaded(missing)
+            case ContributionsLoaded():
+                actions += self._loaded(happened, now)
             case AnchorMoved():
                 actions += self._moved(happened, now, seen)
             case AdoptionBegun():
@@ -218,7 +220,8 @@ class OuterLoop:
             # certificate has reached us, what we would close belongs to the old one.
             ready=self._rounds.may_train
             and self._rounds.head == self._known_head
-            and (self.lost is None or seen.has_lost_back),
+            and (self.lost is None or seen.has_lost_back)
+            and now >= self._load_at,
             busy=self._adoptions > 0,
             due=self._is_due(now, seen),
             may_offer=self._rounds.may_offer and not closed_here,
@@ -299,14 +302,19 @@ class OuterLoop:
 
     # ---- merging ----
 
-    def _loaded(self, missing: Digest | None) -> list[OuterAction]:
+    def _loaded(self, loaded: ContributionsLoaded, now: float) -> list[OuterAction]:
         self._expect(OuterPhase.LOADING)
         self.phase, apply = OuterPhase.IDLE, self._at_work
         assert apply is not None
         if not self._waiting or self._waiting[0] is not apply:
             return []  # another state was adopted meanwhile
-        if missing is not None:
-            return self._lose(missing, apply.certificate)
+        if loaded.missing is not None and loaded.for_now:
+            self._load_at = now + LOAD_AGAIN_S
+            name, number = loaded.missing.hex()[:12], apply.certificate.value.round
+            reason = f"contribution {name} of round {number} is here and cannot be read for now; it is tried again"
+            return [ToListener(Failed("merge", reason))]
+        if loaded.missing is not None:
+            return self._lose(loaded.missing, apply.certificate)
         self._waiting.popleft()
         self.lost = None
         self._learn_plans(apply.certificate.value.round)
