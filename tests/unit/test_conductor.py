@@ -157,6 +157,26 @@ async def test_a_close_that_came_too_late_deletes_its_own_contribution_alone(tmp
     assert "Closed" not in stage.names()
 
 
+async def test_a_close_that_came_too_late_keeps_slices_that_were_here_before(tmp_path, disk):
+    """Slices that are empty, or of rows that nobody has trained, are one file for all: others' are needed, and their mean."""
+    blobs = Shelf(tmp_path)
+    shared, own = blobs.put(b"nothing"), sha256(b"something")
+    stage = Stage(blobs, disk)
+    slices = (memoryview(b"nothing"), memoryview(b"something"))
+    offer = OwnContribution(memoryview(b"table"), 4, raw_bytes=8, lost=0.0, slices=slices)
+    stage.trainer.encoding = Future()
+    conducting = asyncio.create_task(stage.conductor.run())
+    await asyncio.sleep(0)
+    stage.rounds.head = sha256(b"a certificate came in")
+    stage.trainer.encoding.set_result((offer, 2.5))
+    await until(lambda: "withdraw" in stage.trainer.told and stage.conductor.outer.phase is OuterPhase.IDLE)
+    conducting.cancel()
+    await asyncio.gather(conducting, return_exceptions=True)
+    assert blobs.get(shared) == b"nothing"
+    assert blobs.get(own) is None
+    assert blobs.get(sha256(b"table")) is None
+
+
 async def test_what_was_certified_is_read_merged_kept_and_told_until_the_last_round(tmp_path, disk):
     blobs = Shelf(tmp_path)
     stage = Stage(blobs, disk)

@@ -89,6 +89,8 @@ class Conductor:
         self._changed = asyncio.Event()
         self._work: OuterWork | None = None  # what is to be done next
         self._loaded: list[memoryview] = []  # the contributions of the certificate at hand
+        self._new_of_ours: set[Digest] = set()
+        """Written first by the last close. A slice that is nothing, or that nobody has trained, is alike at all: what was here before is others' too."""
         self._is_over = False
         self._loop = asyncio.get_running_loop()
         self.outer = OuterLoop(
@@ -185,7 +187,12 @@ class Conductor:
                 )  # nobody signs that they hold it, and its results are what the round goes on with
 
                 def put() -> list[Digest]:
-                    return [self._blobs.put(blob, durable=lasts) for blob in written]
+                    before = self._blobs.held
+                    names = [self._blobs.put(blob, durable=lasts) for blob in written]
+                    self._new_of_ours.update(name for name in names if name not in before)
+                    return names
+
+                self._new_of_ours.clear()
 
                 digests = await until_written(
                     lambda: self._loop.run_in_executor(self._disk, put),
@@ -204,7 +211,7 @@ class Conductor:
                 )
             case WithdrawOffer(forget):
                 await asyncio.wrap_future(self._trainer.withdraw())
-                for name in forget:
+                for name in self._new_of_ours.intersection(forget):
                     await self._loop.run_in_executor(self._disk, self._blobs.forget, name)
                 return OfferBack()
             case LoadContributions(certificate):
