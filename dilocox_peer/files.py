@@ -88,12 +88,17 @@ class PartFile:
         """Gives it its name. It outlives the process from here on; a power cut only once `make_durable` was called."""
         self._temporary.chmod(mode)
         self._temporary.replace(self._path)
-        os.close(self._handle)
+        self._close()
 
     def discard(self) -> None:
         """It is not to be."""
         self._temporary.unlink(missing_ok=True)
-        os.close(self._handle)
+        self._close()
+
+    def _close(self) -> None:
+        """What is written by mistake later fails, and does not go to whatever file has the number then."""
+        handle, self._handle = self._handle, -1
+        os.close(handle)
 
 
 def make_durable(path: Path, go_on: Callable[[], bool] = lambda: True) -> bool:

@@ -5,7 +5,7 @@ Which thread does which piece changes nothing: each writes to a part of its own,
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ class Crew:
         assert num_threads > 0, f"{num_threads} threads"
         self._helpers = num_threads - 1
         self._pool: ThreadPoolExecutor | None = None
+        self._starting = threading.Lock()  # a pool is not made, nor given work, while it is stopped
         self._scratch = threading.local()
         self._is_stopped = False
 
@@ -55,9 +56,14 @@ class Crew:
                     failures.append(error)
                     return
 
-        helping = [self._started().submit(work) for _ in range(self._helpers)]
-        work()
-        for each in helping:
+        helping = list[Future[None]]()
+        try:
+            for _ in range(self._helpers):
+                helping.append(self._submit(work))
+            work()
+        except BaseException as error:
+            failures.append(error)  # helpers that are at work end with the piece at hand
+        for each in helping:  # none goes on once this has ended: what it writes to may be another's then
             each.result()
         if failures:
             raise failures[0]
@@ -69,19 +75,23 @@ class Crew:
 
     def stop(self) -> None:
         """Any thread: what is under way ends with the pieces at hand, in InterruptedError; nothing can be done any more."""
-        self._is_stopped = True
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+        with self._starting:
+            self._is_stopped = True
+            if self._pool is not None:
+                self._pool.shutdown(wait=False)
 
-    def _started(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(
-                self._helpers,
-                thread_name_prefix="dilocox-outer-helper",
-                initializer=torch.set_num_threads,
-                initargs=(1,),
-            )
-        return self._pool
+    def _submit(self, work: Callable[[], None]) -> Future[None]:
+        """Raises InterruptedError once `stop` was called."""
+        with self._starting:
+            self.require_going()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(
+                    self._helpers,
+                    thread_name_prefix="dilocox-outer-helper",
+                    initializer=torch.set_num_threads,
+                    initargs=(1,),
+                )
+            return self._pool.submit(work)
 
     def _own_scratch(self) -> Scratch:
         scratch: Scratch | None = getattr(self._scratch, "own", None)
