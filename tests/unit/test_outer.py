@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from dilocox_peer.compression.contribution import decode_contribution
 from dilocox_peer.errors import MalformedBlob, StateCorrupt
 from dilocox_peer.manifest import Manifest, RunSection
 from dilocox_peer.peer.state.checkpoint import GrowingCheckpoint
-from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory
 from dilocox_peer.peer.training.crew import Crew
 from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, first_state, initial_state
 from dilocox_peer.types import Digest, Layout, RunId, sha256
@@ -353,3 +354,30 @@ def test_norms_that_are_known_are_gone_by():
     )
     assert moved.norms == tuple(pytest.approx(math.sqrt(sum(each))) for each in (*known[:2], 1e4 * known[2]))
     assert moved.clip_factors[2] < 1.0
+
+
+def test_after_a_merge_that_failed_half_way_nothing_more_is_computed_from_what_it_left():
+    """Residual and pseudo-gradient had been written over in part: merged again, both were wrong by as much as the numbers themselves."""
+    layout = Layout.of([("a", (20, 10)), ("b", (30,))])
+
+    class Full(GrowingInMemory):
+        def write(self, part: Any, start: int, values: Any) -> None:
+            if start:
+                raise OSError(28, "No space left on device")
+            super().write(part, start, values)
+
+    state = first_state(layout, torch.zeros(layout.num_elements), head=sha256(b"0"))
+    settings = OuterSettings(1.0, 0.0, uniform_policy("sign"))
+    outer = OuterOptimizer(settings, state, grow=lambda head, number: Full(layout, head, number))
+    own = outer.offer(torch.randn(layout.num_elements, generator=torch.Generator().manual_seed(1)), 8)
+
+    def merge() -> None:
+        outer.merge([own.blob], [8], own=True, round_number=1, head=sha256(b"1"))
+
+    with pytest.raises(OSError, match="No space"):
+        merge()
+    with pytest.raises(RuntimeError, match="half way"):
+        merge()
+    with pytest.raises(RuntimeError, match="half way"):
+        outer.offer(torch.zeros(layout.num_elements), 8)
+    assert outer.state is state

@@ -16,7 +16,8 @@ Invariants
 2. decode(offered) + e' = sent, to one rounding (I6 of tests/sim/invariants.py).
 3. Every local pseudo-gradient enters a certified contribution once: a - w is what is unsettled, and the offered part leaves it
    only when settled (I5).
-4. A failed call changes nothing; a mean that makes anchor or momentum infinite ends the peer.
+4. A failed call changes nothing, but a merge that fails once it has begun to write: residual and pseudo-gradient are changed in part then, and every
+   call after it is refused; a mean that makes anchor or momentum infinite ends the peer.
 
 Memory. The residual, 4 bytes a parameter; while an offer is out its pseudo-gradient, 4, and the contribution; what was sent is made
 for the encoder a tensor at a time. Anchor and momentum lie in the file that they are kept in (anchor_state.py), of which a piece at a
@@ -139,6 +140,7 @@ class OuterOptimizer:
         self.residual_N = self._no_residual()
         self._rounding = StochasticRounding(PIECE if settings.is_residual_halved else 0)
         self._merges = 0
+        self._is_spoilt = False
         self._codec_of = settings.codec_of
         self._encoder = ContributionEncoder(self._layout, settings.codec_of)
         self._unsettled = 0
@@ -167,6 +169,7 @@ class OuterOptimizer:
         that remember start anew with another. sliced: in slices. Takes snapshot_N over. Raises RuntimeError if an offer is out: merge or
         withdraw it first.
         """
+        self._require_whole()
         if self._offered is not None:
             raise RuntimeError("an offer is out: merge a certificate or withdraw it first")
         if codec_of is not None and codec_of is not self._codec_of:
@@ -236,8 +239,9 @@ class OuterOptimizer:
         No blobs is a void round: anchor and momentum stay as they are (momentum without a gradient would coast).
         An offer that is not among them is withdrawn: its pseudo-gradient goes with the next one.
         Raises MalformedBlob (the caller verified the blobs before), RuntimeError for own without an offer, InterruptedError of a
-        crew that is stopped: then nothing more can be asked of this object.
+        crew that is stopped, OSError of the disk: after these two nothing more can be asked of this object, and RuntimeError says so.
         """
+        self._require_whole()
         offered = self._offered
         if own and offered is None:
             raise RuntimeError(f"round {round_number} settles an offer of ours, and none is out")
@@ -266,6 +270,7 @@ class OuterOptimizer:
                 needed, outline = self._step(weighed, settled, shift_N, growing, rank_in_use, round_number)
                 state = growing.finish(outline)
             except BaseException:
+                self._is_spoilt = True
                 growing.discard()
                 raise
         self._merges += 1
@@ -275,6 +280,10 @@ class OuterOptimizer:
         self._state = state
         self.anchor_N, self._momentum_N = state.shared()
         return AnchorMoved(state.digest, weighed.norms, weighed.clip_factors, needed), shift_N
+
+    def _require_whole(self) -> None:
+        if self._is_spoilt:
+            raise RuntimeError("a merge failed half way: begin anew from the state on the disk")
 
     def _step(
         self,

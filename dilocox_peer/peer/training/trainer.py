@@ -172,7 +172,8 @@ class Trainer:
 
         No blobs: a void round, or a certificate that only moves the head. Done when anchor and local parameters are
         (`state` is new a little earlier, `progress` not later). If the round was not closed here yet, it is over now
-        and its pseudo-gradient goes with the next. Fails with MalformedBlob or RuntimeError; nothing has changed then.
+        and its pseudo-gradient goes with the next. Fails with MalformedBlob or RuntimeError, and nothing has changed
+        then; with OSError half way, and then the trainer has to begin anew.
         """
         outer = self._started()
         blobs, weights = tuple(blobs), tuple(weights)
