@@ -68,7 +68,12 @@ def test_a_crew_that_is_stopped_while_helpers_are_asked_waits_for_those_that_are
             raise RuntimeError("cannot schedule new futures after shutdown")
         asked.append(future := real(pool, do))
         wait_for = future.result
-        future.result = lambda: (go_on.set(), wait_for())  # the helper ends when it is waited for, not before
+
+        def result(timeout: float | None = None) -> Any:
+            go_on.set()  # the helper ends when it is waited for, not before
+            return wait_for(timeout)
+
+        future.result = result  # type: ignore[method-assign]
         return future
 
     try:

@@ -264,7 +264,7 @@ def test_a_gradient_that_its_caller_cancels_while_it_waits_is_not_sent():
 
 def test_of_many_statuses_in_one_frame_the_last_counts(middle: MiddlePeer):
     heard: list[object] = []
-    middle.bench.take_in = heard.append  # type: ignore[method-assign]
+    middle.bench.take_in = heard.append  # type: ignore[method-assign, assignment]
     claims = [replaced(STATUS, stage0_certified=number) for number in range(64)]
     middle.exchange.take(PeerId("a"), encode_hops(claims), memoryview(b""), 0.01)
     assert heard == [contract.HopReceived(PeerId("a"), claims[-1], None, 0.01)]

@@ -244,7 +244,7 @@ def test_a_body_that_nothing_finite_comes_of_is_refused_and_its_receiver_goes_on
     pipe, last = last_of_two()
     before = last.current.flat_N.clone()
     refused: list[Any] = []
-    last.passes.turn = spoiling(last.passes.turn)  # type: ignore[method-assign]
+    last.passes.turn = spoiling(last.passes.turn)
     pipe.benches[0].tell(contract.Rounds(1, 0, 8))
     for _ in range(8):
         while pipe.wire:
