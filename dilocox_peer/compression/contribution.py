@@ -94,6 +94,10 @@ class ContributionEncoder:
         self._encoders.clear()
 
     def encode(self, flat_N: Tensor) -> bytes:
+        """As `blob_of`, copied at one time: for what is small."""
+        return bytes(self.blob_of(flat_N))
+
+    def blob_of(self, flat_N: Tensor) -> memoryview:
         """The blob of flat_N. flat_N: (layout.num_elements,) float32, CPU, contiguous; not modified.
 
         Deterministic in the pseudo-gradients since the last reset.
@@ -104,7 +108,7 @@ class ContributionEncoder:
             self.encode_tensor(index, flat_N[start:stop].view(spec.shape))
             for index, (spec, start, stop) in enumerate(layout.spans())
         ]
-        return bytes(self.joined(payloads))
+        return self.joined(payloads)
 
     def encode_tensor(self, index: int, x: Tensor) -> bytes | bytearray:
         """The payload of the tensor of that place in the layout."""

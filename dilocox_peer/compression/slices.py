@@ -32,7 +32,7 @@ from dilocox_peer.compression.codec import CodecPolicy
 from dilocox_peer.compression.contribution import (
     Blob,
     Contribution,
-    encode_contribution,
+    ContributionEncoder,
     join_payloads,
     open_contribution,
 )
@@ -179,10 +179,11 @@ class SliceInput:
 
 @dataclass(frozen=True, slots=True)
 class AveragedSlice:
-    """blob: the mean and the residual before, encoded. residual: what that lost, float32, little-endian."""
+    """blob: the mean and the residual before, encoded. residual: what that lost, float32, little-endian. Neither is copied whole: that
+    would hold the interpreter."""
 
-    blob: bytes
-    residual: bytes
+    blob: memoryview
+    residual: memoryview
 
 
 def average_slice(
@@ -201,10 +202,10 @@ def average_slice(
     _mean(layout, inputs, norm_clip=norm_clip, beacon=beacon, out_N=sent_N)
     for (_spec, start, stop), decay in zip(layout.spans(), decay_by_codec(layout, codec_of), strict=True):
         with_feedback(sent_N[start:stop], residual_N[start:stop], decay, out=sent_N[start:stop])
-    blob = encode_contribution(layout, sent_N, codec_of)
+    blob = ContributionEncoder(layout, codec_of).blob_of(sent_N)
     _decode(open_contribution(blob, layout), residual_N)
     lost = residual_after(sent_N, residual_N).numpy().astype("<f4", copy=False)
-    return AveragedSlice(blob, lost.tobytes())
+    return AveragedSlice(blob, lost.data.cast("B").toreadonly())
 
 
 def check_residual(raw: Blob, layout: Layout) -> None:
