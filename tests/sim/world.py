@@ -400,7 +400,7 @@ class Node:
         if blob is None:
             self.feed(BlobMissing(action.blob))
         elif is_malformed(blob):
-            self.feed(BlobRefused(action.blob, "malformed"))
+            self.feed(BlobRefused(action.blob, "malformed", action.part))
         else:
             self.disk.blobs[action.blob] = blob
             self.world.checks.fetched(self, action, blob)

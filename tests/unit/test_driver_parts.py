@@ -87,10 +87,8 @@ async def test_small_slices_of_a_bundle_are_checked_and_kept_each_for_itself(tmp
             raise MalformedBlob("it does not decode")
         return ()
 
-    wanted = [
-        FetchBlob(sha256(blob), (PeerId("author"),), 10.0, False, BlobPart("slice", 0, sha256(b"table")))
-        for blob in (here, good, bad, unknown)
-    ]
+    part = BlobPart("slice", 0, sha256(b"table"))
+    wanted = [FetchBlob(sha256(blob), (PeerId("author"),), 10.0, False, part) for blob in (here, good, bad, unknown)]
 
     blobs = Shelf(tmp_path)
     blobs.put(here)
@@ -98,7 +96,7 @@ async def test_small_slices_of_a_bundle_are_checked_and_kept_each_for_itself(tmp
     assert sorted(asked) == sorted(map(sha256, (good, bad, unknown))), "once each, and not what is here"
     assert answers == {
         sha256(here): BlobHeld(sha256(here), len(here)), sha256(good): BlobHeld(sha256(good), len(good)),
-        sha256(bad): BlobRefused(sha256(bad), "it does not decode"), sha256(unknown): BlobMissing(sha256(unknown)),
+        sha256(bad): BlobRefused(sha256(bad), "it does not decode", part), sha256(unknown): BlobMissing(sha256(unknown)),
     }  # fmt: skip
     assert blobs.held == {sha256(here), sha256(good)}
 

@@ -156,7 +156,7 @@ class Table:
 
     def _fetch(self, peer: PeerId, action: FetchBlob) -> Input:
         if action.blob in self.bad:
-            return BlobRefused(action.blob, "malformed")
+            return BlobRefused(action.blob, "malformed", action.part)
         if any(
             action.blob in self.blobs[source]
             for source in (peer, *action.sources)

@@ -125,9 +125,9 @@ class Arrivals:
         """Their authors' signatures, which were shown here; of a value from a log of before there are none, and nobody follows it."""
         return tuple(self._signed.get(entry, UNSIGNED) for entry in entries)
 
-    def refused(self, blob: Digest, reason: str, leader: PeerId | None) -> list[Action]:
+    def refused(self, blob: Digest, reason: str, leader: PeerId | None, part: BlobPart | None = None) -> list[Action]:
         """A blob that no mean can take. Those answer for it that signed an offer of it, whoever showed that; for a result the leader that proposes it."""
-        self._holdings.refused(blob)
+        self._holdings.refused(blob, part)
         guilty = sorted({entry.peer for entry in self._signed if entry.blob == blob})
         if not guilty and leader is not None:
             guilty, reason = [leader], f"{reason} (it proposed it)"

@@ -302,14 +302,14 @@ class Slicing:
         parts, actions = self._holdings.parts_of(entry.blob), list[Action]()
         if not parts or self._holdings.is_refused(entry.blob):
             return []
-        missing = [index for index in own if self._holdings.may_want(parts[index], now)]
+        asked = {index: BlobPart("slice", index, entry.blob) for index in own}
+        missing = [index for index, part in asked.items() if self._holdings.may_want(parts[index], now, part)]
         if not missing:
             return []
         holders = self.gathering.holders(entry.blob)
         for index in missing:
             drawn = [peer for peer in self.drawn_to(index, now) if peer in holders]
-            part = BlobPart("slice", index, entry.blob)
-            actions += self._want(parts[index], part, [entry.peer, *drawn], now, perhaps=holders)
+            actions += self._want(parts[index], asked[index], [entry.peer, *drawn], now, perhaps=holders)
         return actions
 
     def _want(
@@ -318,7 +318,7 @@ class Slicing:
     ) -> list[Action]:  # fmt: skip
         """The fetch to start now, if any. sources: that should have it; perhaps: that may, and are asked after them, however well they behave.
         elsewhere: others had been asked before, of whom it did not come."""
-        if not elsewhere and not self._holdings.may_want(name, now):
+        if not elsewhere and not self._holdings.may_want(name, now, part):
             return []
         best_first = self._seat.owner.conduct.best_first
         others = [peer for group in (sources, perhaps) for peer in best_first(group) if peer != self._seat.me]
@@ -343,11 +343,12 @@ class Slicing:
             base = self._sharing.base(index)
             if base and not self._holdings.has(residual := Digest(base)):
                 holders = [peer for peer, _ in self._sharing.results[index].by]
-                actions += self._want(residual, BlobPart("residual", index), holders, now, perhaps=self._seat.others)
+                as_what = BlobPart("residual", index)
+                actions += self._want(residual, as_what, holders, now, perhaps=self._seat.others)
                 tries = self._holdings.failures(residual)
                 before, since = self._missed.setdefault(residual, (tries, now))
                 most = TRIES if now < since + self._seat.pace.result_s else 1
-                if tries < most + before and not self._holdings.is_refused(residual):
+                if tries < most + before and not self._holdings.is_refused(residual, as_what):
                     continue
                 base = b""
             batch.under_way.add(index)

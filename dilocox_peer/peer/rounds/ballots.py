@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from dilocox_peer.contract import Note
 from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.averages import Slicing
-from dilocox_peer.peer.rounds.contract import Action, Send
+from dilocox_peer.peer.rounds.contract import Action, BlobPart, Send
 from dilocox_peer.peer.rounds.drafting import Drafts
-from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.holdings import Holdings, part_of
 from dilocox_peer.peer.rounds.jury import MAX_JUMP, Jury
 from dilocox_peer.peer.rounds.justified import promise_statement
 from dilocox_peer.peer.rounds.membership import Members
@@ -31,7 +31,7 @@ from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.peer.rounds.turns import Turns
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import Certificate, Entry, Value
+from dilocox_peer.wire.chain import Certificate, Entry, Thing, Value
 from dilocox_peer.wire.rounds import (
     Accepted,
     Ack,
@@ -427,14 +427,15 @@ class Ballots:
     def _is_hindrance(self, value: Value, now: float) -> bool:
         return (
             not self._may_accept(value)
-            or any(self._is_hopeless(name) for name in value.blobs)
+            or any(self._is_hopeless(thing) for thing in value.things)
             or self.jury.would_refuse(value, now)
             or (self._slicing is not None and self._slicing.why_not_vouched(value) is not None)
         )
 
-    def _is_hopeless(self, blob: Digest) -> bool:
-        failures = self._holdings.failures(blob)
-        return blob in self._excluded or self._holdings.is_refused(blob) or failures >= self._seat.timing.blob_tries
+    def _is_hopeless(self, thing: Thing) -> bool:
+        failures = self._holdings.failures(thing.name)
+        is_refused = self._holdings.is_refused(thing.name, part_of(thing))
+        return thing.name in self._excluded or is_refused or failures >= self._seat.timing.blob_tries
 
     def _propose(self, lead: Lead, value: Value, now: float) -> list[Action]:
         """Accepts value ourselves, durably, before anyone else hears of it: one value a ballot, even after a crash."""
@@ -474,10 +475,10 @@ class Ballots:
         value, actions = self._drafts.next(lead.ballot, self._excluded, now)
         return actions if value is None else self._propose(lead, value, now)
 
-    def on_refused(self, blob: Digest, reason: str) -> list[Action]:
+    def on_refused(self, blob: Digest, reason: str, part: BlobPart | None) -> list[Action]:
         pending = self.pending
         leader = pending.leader if pending is not None and blob in pending.value.blobs else None
-        return self._arrivals.refused(blob, reason, leader)
+        return self._arrivals.refused(blob, reason, leader, part)
 
     def settle(self, certificate: Certificate, now: float) -> list[Note]:
         """What this round, certified, tells of the others. Gives back whose contributions it goes without."""

@@ -93,10 +93,11 @@ class BlobHeld:
 
 @dataclass(frozen=True, slots=True)
 class BlobRefused:
-    """A fetched blob hashes right and is not acceptable: malformed, not finite, wrong shape."""
+    """A fetched blob hashes right and is not acceptable as this part: malformed, not finite, wrong shape. As another it may be good."""
 
     blob: Digest
     reason: str
+    part: "BlobPart | None" = None
 
 
 @dataclass(frozen=True, slots=True)

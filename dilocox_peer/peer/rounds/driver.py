@@ -369,7 +369,7 @@ class RoundDriver:
         try:
             return BlobHeld(action.blob, len(raw), await loop.run_in_executor(self._disk, check_and_store))
         except MalformedBlob as error:  # the author's fault, not the sources'
-            return BlobRefused(action.blob, str(error))
+            return BlobRefused(action.blob, str(error), action.part)
 
     def _here(self, action: FetchBlob) -> BlobHeld | None:
         """In a worker thread."""
@@ -416,7 +416,7 @@ class RoundDriver:
         except (ThingUnavailable, TimeoutError):
             return BlobMissing(action.blob)
         except MalformedBlob as error:  # the author's fault, not the sources'
-            return BlobRefused(action.blob, str(error))
+            return BlobRefused(action.blob, str(error), action.part)
         return BlobHeld(action.blob, size_bytes, parts)
 
     def _most_bytes(self, part: BlobPart | None) -> int:

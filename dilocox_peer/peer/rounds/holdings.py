@@ -13,6 +13,9 @@ EARLY_RETRY_S, EARLY_GROWTH = 0.25, 1.25  # seconds, and how much longer each ti
 MOST_GROWN = 32  # times: a head may stand for hours
 
 
+MAX_REFUSALS = 4096  # of one blob; as many slices and tables as a round can have
+
+
 @dataclass(slots=True)
 class _Wanted:
     under_way: bool
@@ -23,13 +26,23 @@ class _Wanted:
     times_early: int = 0
 
 
+def _kept(part: BlobPart | None) -> BlobPart | None:
+    """A table is a contribution: both are named by offers."""
+    return None if part is None or part.kind == "table" else part
+
+
+def part_of(thing: Thing) -> BlobPart | None:
+    """What a certificate names it as."""
+    return None if thing.slice is None else BlobPart("result", thing.slice)
+
+
 class Holdings:
     """A blob is held, refused for good, wanted (under way, or missing until its next try), or unknown."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._held: set[Digest] = set()
-        self._refused: set[Digest] = set()
+        self._refused: dict[Digest, set[BlobPart | None]] = {}  # as what
         self._wanted: dict[Digest, _Wanted] = {}
         self._round_of: dict[Digest, int] = {}
         self._certified: set[Digest] = set()
@@ -85,8 +98,11 @@ class Holdings:
         """The slices that a table names which was held here."""
         return self._parts.get(table, ())
 
-    def refused(self, blob: Digest) -> None:
-        self._refused.add(blob)
+    def refused(self, blob: Digest, part: BlobPart | None = None) -> None:
+        """As this part: two could else name a good slice as another one, and have it refused as what it is."""
+        as_what = self._refused.setdefault(blob, set())
+        if len(as_what) < MAX_REFUSALS:
+            as_what.add(_kept(part))
         self._wanted.pop(blob, None)
 
     def lost(self, blob: Digest) -> None:
@@ -120,8 +136,8 @@ class Holdings:
     def has_all(self, blobs: Iterable[Digest]) -> bool:
         return all(blob in self._held for blob in blobs)
 
-    def is_refused(self, blob: Digest) -> bool:
-        return blob in self._refused
+    def is_refused(self, blob: Digest, part: BlobPart | None = None) -> bool:
+        return _kept(part) in self._refused.get(blob, ())
 
     def is_under_way(self, blob: Digest) -> bool:
         return (wanted := self._wanted.get(blob)) is not None and wanted.under_way
@@ -129,9 +145,9 @@ class Holdings:
     def failures(self, blob: Digest) -> int:
         return wanted.failures if (wanted := self._wanted.get(blob)) is not None else 0
 
-    def may_want(self, blob: Digest, now: float) -> bool:
+    def may_want(self, blob: Digest, now: float, part: BlobPart | None = None) -> bool:
         """Whether `want` would start a fetch: not of what is held, refused, under way or failed just now."""
-        if blob in self._held or blob in self._refused:
+        if blob in self._held or self.is_refused(blob, part):
             return False
         wanted = self._wanted.get(blob)
         return wanted is None or (not wanted.under_way and now >= wanted.retry_at)
@@ -153,7 +169,7 @@ class Holdings:
 
         early: of peers that may have to get it first: that they have not got it yet is nobody's failure, and they are asked again soon.
         elsewhere: one that is under way takes too long; these sources instead, once."""
-        if blob in self._held or blob in self._refused:
+        if blob in self._held or self.is_refused(blob, part):
             return []
         wanted = self._wanted.setdefault(blob, _Wanted(under_way=False, elsewhere=False, retry_at=now, failures=0))
         if now < wanted.retry_at or (wanted.under_way and (wanted.elsewhere or not elsewhere)):
@@ -181,7 +197,7 @@ class Holdings:
             self._passing.discard(blob)
             self._certified.discard(blob)
             self._held.discard(blob)
-            self._refused.discard(blob)
+            self._refused.pop(blob, None)
             self._wanted.pop(blob, None)
         return tuple(old)
 

@@ -337,8 +337,8 @@ class RoundMachine:
                 self._holdings.held(blob, self.round + 1, size_bytes, parts)
                 self.sitting.arrivals.on_held(blob, now)
                 self._conduct.came(blob, now)
-            case BlobRefused(blob, reason):
-                return self.sitting.ballots.on_refused(blob, reason)
+            case BlobRefused(blob, reason, part):
+                return self.sitting.ballots.on_refused(blob, reason, part)
             case BlobMissing(blob):
                 if self._holdings.missing(blob, now):
                     self._conduct.failed(blob, self._members.alive(now))

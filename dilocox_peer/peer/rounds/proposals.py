@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.holdings import Holdings, part_of
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Value
@@ -90,7 +90,8 @@ class Pending:
     def bad(self, holdings: Holdings) -> set[Digest]:
         """What of it is not to be had."""
         return {
-            name
-            for name in self.value.blobs
-            if holdings.is_refused(name) or holdings.failures(name) > self.failed.get(name, 0)
+            thing.name
+            for thing in self.value.things
+            if holdings.is_refused(thing.name, part_of(thing))
+            or holdings.failures(thing.name) > self.failed.get(thing.name, 0)
         }

@@ -13,8 +13,8 @@ from dilocox_peer.events_of_states import LinkTooSlow
 from dilocox_peer.peer.planning.sent import PASSING_ROUNDS
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.conduct import Conduct
-from dilocox_peer.peer.rounds.contract import BlobPart, FetchBlob
-from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.contract import FetchBlob
+from dilocox_peer.peer.rounds.holdings import Holdings, part_of
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import MAX_REPLAYED, Timing
 from dilocox_peer.types import PeerId
@@ -87,7 +87,7 @@ class Replay:
             signers = [peer for peer, _ in certificate.signatures]
             for thing in certificate.value.things:
                 sources = self._sources(thing.holder, signers, here)
-                part = None if thing.slice is None else BlobPart("result", thing.slice)
+                part = part_of(thing)
                 actions += self._holdings.want(
                     thing.name, sources, round_number=certificate.value.round, now=now, part=part
                 )
@@ -96,8 +96,9 @@ class Replay:
     def is_lost(self, certificate: Certificate) -> bool:
         """Whether a contribution to it is not to be had."""
         tries = self._timing.blob_tries
-        blobs = certificate.value.blobs
-        return any(self._holdings.is_refused(blob) or self._holdings.failures(blob) >= tries for blob in blobs)
+        held = self._holdings
+        things = certificate.value.things
+        return any(held.is_refused(each.name, part_of(each)) or held.failures(each.name) >= tries for each in things)
 
     def is_here(self, certificate: Certificate) -> bool:
         return self._holdings.has_all(certificate.value.blobs)

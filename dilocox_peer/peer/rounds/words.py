@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dilocox_peer.peer.rounds.contract import BlobPart
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.named import Named, SliceWords, are_as_many, result_of, why_not_signed
 from dilocox_peer.peer.rounds.seat import Seat
@@ -46,7 +47,9 @@ class Words:
         holdings = self._holdings
 
         def is_lost(peer: PeerId, blob: Digest) -> bool:
-            return holdings.is_refused(blob) or ((peer, index) in batch.misers and not holdings.has(blob))
+            return holdings.is_refused(blob, BlobPart("result", index)) or (
+                (peer, index) in batch.misers and not holdings.has(blob)
+            )
 
         return {peer for peer, (outcome, _) in batch.said.get(index, {}).items() if is_lost(peer, outcome.blob)}
 

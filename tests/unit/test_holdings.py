@@ -1,0 +1,35 @@
+"""What is held, wanted and refused, by name and by what it is said to be."""
+
+from dilocox_peer.peer.rounds.contract import BlobPart
+from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.timing import Timing
+from dilocox_peer.types import PeerId, sha256
+
+BLOB, TABLE, OTHER = sha256(b"blob"), sha256(b"table"), sha256(b"other table")
+SOURCES = [PeerId("a")]
+
+
+def test_what_is_refused_as_one_slice_may_be_had_as_another():
+    """Two that named a true result as another slice's had it refused at everybody, and its slice could not be settled."""
+    holdings = Holdings(Timing())
+    for false, true in (
+        (BlobPart("result", 1), BlobPart("result", 0)),
+        (BlobPart("slice", 1, OTHER), BlobPart("slice", 1, TABLE)),
+    ):
+        assert holdings.want(BLOB, SOURCES, round_number=1, now=0.0, part=false)
+        holdings.refused(BLOB, false)
+        assert holdings.is_refused(BLOB, false)
+        assert not holdings.may_want(BLOB, 1.0, false)
+        assert holdings.want(BLOB, SOURCES, round_number=1, now=1.0, part=false) == []
+        assert not holdings.is_refused(BLOB, true)
+        assert holdings.may_want(BLOB, 1.0, true)
+        [wanted] = holdings.want(BLOB, SOURCES, round_number=1, now=1.0, part=true)
+        assert wanted.part == true
+        holdings.refused(BLOB, true)
+
+
+def test_a_table_that_is_refused_is_refused_as_a_contribution():
+    holdings = Holdings(Timing())
+    holdings.refused(BLOB, BlobPart("table"))
+    assert holdings.is_refused(BLOB)
+    assert not holdings.may_want(BLOB, 0.0)
