@@ -21,6 +21,7 @@ output is kept until the gradient is here, so nothing is computed twice on our s
 import heapq
 import math
 import random
+from collections.abc import Callable
 
 from dilocox_peer.pipeline.checks import Checks
 from dilocox_peer.pipeline.contract import (
@@ -32,7 +33,7 @@ from dilocox_peer.pipeline.contract import (
     GradRefused,
     MicroBatchResent,
 )
-from dilocox_peer.pipeline.flight import CallPhase, Flight, State, Tray
+from dilocox_peer.pipeline.flight import NOT_FINITE, CallPhase, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose
 from dilocox_peer.types import PeerId
@@ -50,6 +51,7 @@ from dilocox_peer.wire.hops import (
 )
 
 MAX_CHECKS = 2  # under way: each holds an output and a gradient
+HOPELESS = 2  # callees that come to nothing finite with a micro-batch
 LONGEST = 8  # times as long as another callee has for the same, and overdue_start_s more: whatever it says meanwhile
 
 
@@ -68,6 +70,7 @@ class Downstream:
         self._num_checks = 0
         self._calls: dict[int, Flight] = {}
         self._returned: list[tuple[int, Flight]] = []  # heap, oldest forward first
+        self._hopeless: list[Flight] = []  # two callees, or the only one, came to nothing finite with them
         self.resent = 0
         self.duplicates = 0
 
@@ -148,9 +151,9 @@ class Downstream:
         """The body has left: from here on the callee's time counts."""
         flight = self._called(peer, step)
         if flight is not None and flight.phase is CallPhase.SENT:
+            waited_s = self._desk.now - flight.phase_since  # for our upload limit
             flight.phase_since = self._desk.now
-            if flight.is_first:
-                flight.kept_since = self._desk.now
+            flight.kept_since = self._desk.now if flight.is_first else flight.kept_since + waited_s
             flight.due = self._due(self._known.callees[peer].answers, flight)
 
     def take_returned(self) -> Flight | None:
@@ -353,14 +356,28 @@ class Downstream:
             return
         timing, callee = self._desk.timing, self._known.callees[peer]
         now, pause_s = self._desk.now, timing.leaving_s if message.reason == "leaving" else timing.refused_s
-        kept_s = now - flight.kept_since
+        kept_s = now - flight.kept_since if self._has_it(flight) else 0.0
         if self._others(peer):  # or it could keep each up to the end of our patience, and be asked again
             pause_s = min(max(pause_s, LONGEST * kept_s), timing.overdue_cap_s)
             if kept_s > timing.overdue_start_s:
                 self._shun(callee)
         callee.avoid_until = max(callee.avoid_until, now + pause_s)
         flight.asked.discard(peer)  # what it refused it has no answer to
+        if message.reason == NOT_FINITE and flight.checked is None:
+            flight.not_finite.add(peer)
+            if len(flight.not_finite) >= min(HOPELESS, len(self._known.callees)):
+                self._hopeless.append(flight)
         self._move(flight, "refused")
+
+    @staticmethod
+    def _has_it(flight: Flight) -> bool:
+        """Whether we wait for its callee, and not it for us: for our forward, or for our upload limit."""
+        return flight.phase is CallPhase.RESERVED or (flight.phase is CallPhase.SENT and flight.due < math.inf)
+
+    def give_up(self, lose: Callable[[Flight], None]) -> None:
+        """Those that are hopeless."""
+        while self._hopeless:
+            lose(self._hopeless.pop())
 
     def refuse(self, refused: GradRefused) -> None:
         """Its answer is wanted no more: another callee has it to do."""

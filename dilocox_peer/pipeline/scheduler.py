@@ -133,10 +133,10 @@ class Scheduler:
             HopReceived: self._received,
             StepRefused: self.callers.refuse,
             GradRefused: self._calls.refuse,
-            StepSent: self._step_sent,
+            StepSent: lambda sent: self._calls.sent(sent.peer, sent.step),
             Linked: self._linked,
             Unlinked: self._unlinked,
-            RoundTrip: self._round_trip,
+            RoundTrip: lambda measured: self._known.round_trip(measured.peer, measured.seconds),
             ForwardDone: self._forward_done,
             BackwardDone: self._backward_done,
             Stepped: self._stepped,
@@ -145,7 +145,7 @@ class Scheduler:
             Hold: self._set_hold,
             PauseWanted: lambda wanted: self.callers.pause(wanted.is_paused),
             Compared: self._calls.compared,
-            Shifted: self._shifted,
+            Shifted: lambda _: self.versions.shifted(),
             Leaving: lambda _: self.callers.leave(),
         }
         self._of_callers: dict[type, Callable[[PeerId, Any, Body | None], None]] = {
@@ -249,6 +249,7 @@ class Scheduler:
         """What to do about it. After every call, a free torch thread should ask `next_work`."""
         out = self._desk.open(now)
         self._inputs[type(happened)](happened)
+        self._calls.give_up(self._lose)
         self._known.tell_news()
         return out
 
@@ -286,9 +287,6 @@ class Scheduler:
             self._known.transferred(peer, received.wire_s)
         on(peer, message, received.body)
 
-    def _step_sent(self, sent: StepSent) -> None:
-        self._calls.sent(sent.peer, sent.step)
-
     def _linked(self, linked: Linked) -> None:
         peer = linked.peer
         if linked.stage == self._stage - 1 and peer not in self._known.callers:
@@ -307,9 +305,6 @@ class Scheduler:
         callee = self._known.remove_callee(peer)
         if callee is not None:
             self._calls.lost(callee)
-
-    def _round_trip(self, measured: RoundTrip) -> None:
-        self._known.round_trip(measured.peer, measured.seconds)
 
     def _set_rounds(self, rounds: Rounds) -> None:
         if rounds.training != self._known.rounds.training:
@@ -483,6 +478,14 @@ class Scheduler:
         flight.body = flight.output = None
         self._calls.tidy(at_most=2 * self._slots.capacity + RECENT)
 
+    def _lose(self, flight: Flight) -> None:
+        """Nobody comes to anything finite with it: who gave it to us is told, and an origin does without it."""
+        if flight.key is not None:
+            self.callers.lose(flight)
+        elif self.own.pop(flight.id, None) is not None:
+            self._issued -= flight.round == self._known.rounds.training
+            self._abandon(flight)
+
     def _give_up(self, flight: Flight) -> None:
         """Its forward was computed and its backward will not be."""
         flight.state = State.GONE
@@ -495,6 +498,3 @@ class Scheduler:
         assert type(self._running) in (StepNow, Publish), self._running
         self._running = None
         self.versions.made()
-
-    def _shifted(self, _: Shifted) -> None:
-        self.versions.shifted()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from dilocox_peer.pipeline.contract import Body, StepRefused
-from dilocox_peer.pipeline.flight import RECENT, Flight, State, Tray
+from dilocox_peer.pipeline.flight import NOT_FINITE, RECENT, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood
 from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
@@ -31,7 +31,7 @@ MAX_OUTSTANDING = 256  # calls of one caller that hold or await a slot, without 
 
 
 SENT_AGAIN_AFTER_S = 15.0  # after so long without a word a link is lost, and with it what was on its way
-SENT_AT_MOST = 4  # times, each answer
+MOST_DOUBLED = 8  # times, with each time that it is sent: it may be our upload limit that it waits for
 
 
 @dataclass(slots=True)
@@ -121,6 +121,12 @@ class Upstream:
             if flight.state is State.GRANTED and now - flight.since > patience_s:
                 self._expel(flight, "expired")
         self.grant()
+
+    def lose(self, flight: Flight) -> None:
+        """Nothing finite comes of it."""
+        if flight.key in self.flights:
+            self._expel(flight, NOT_FINITE)
+            self.grant()
 
     def _expel(self, flight: Flight, reason: str) -> None:
         assert flight.key is not None
@@ -260,8 +266,7 @@ class Upstream:
             return
         if body is None:
             self._desk.blame(key[0], "activations of which nothing finite is computed here")
-            self._expel(flight, "not finite")
-            self.grant()
+            self.lose(flight)
             return
         del self.flights[key]
         answer = _Answer(key[0], flight.id, body, flight.loss)
@@ -274,20 +279,16 @@ class Upstream:
         """A gradient for 80 bytes: as often as links are lost, or one caller has our upload go to it alone."""
         self.duplicates += 1
         caller, call = key
-        if self._desk.now < answer.again_at:  # it is on its way
+        if self._desk.now < answer.again_at:  # it is on its way, or waits for our upload limit
             self._desk.send(caller, SlotWait(*answer.id, call, 0))
-        elif answer.times < SENT_AT_MOST:
-            self._send_answer(key, answer)
         else:
-            self._answers.forget(self._answer_key(key, answer.id))
-            self._desk.send(caller, Refuse(*answer.id, call, "sent too often"))
-            self._desk.blame(caller, "an answer asked for again and again")
+            self._send_answer(key, answer)
 
     def _send_answer(self, key: CallKey, answer: _Answer) -> None:
         caller, call = key
         if caller in self._known.callers:
             answer.times += 1
-            answer.again_at = self._desk.now + SENT_AGAIN_AFTER_S
+            answer.again_at = self._desk.now + SENT_AGAIN_AFTER_S * (1 << min(answer.times - 1, MOST_DOUBLED))
             self._desk.send(caller, Grad(*answer.id, call, tellable(answer.loss), self._known.behind), answer.body)
 
     def _answer_key(self, key: CallKey, id_: MicroBatchId) -> object:

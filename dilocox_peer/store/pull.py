@@ -273,7 +273,9 @@ class Pull:
     async def _check_chunk(self, check: CheckChunk, outline: Outline, raw: bytearray) -> None:
         def kept() -> Digest:
             digest = sha256(raw)
-            if digest == outline.chunks[check.index]:
+            if (
+                digest == outline.chunks[check.index] and outline is self._fetch.outline
+            ):  # else it would begin that one anew
                 self._write(outline, outline.span(check.index)[0], raw)
             return digest
 

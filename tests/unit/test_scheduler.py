@@ -539,22 +539,55 @@ def test_an_answer_is_kept_until_acknowledged() -> None:
     assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, SlotGrant(*id_of(1), 1))]
 
 
-def test_an_answer_asked_for_again_and_again_is_sent_as_often_as_links_are_lost() -> None:
+def test_an_answer_asked_for_again_and_again_is_sent_more_and_more_seldom() -> None:
+    """It may be our upload limit that it waits for: it is never refused."""
     bench = last()
     bench.take(1)
     bench.work()
     bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
-    said = []
-    for second in range(1, 100):
+    sent_at = []
+    for second in range(1, 900):
         bench.now = float(second)
-        said += [message for _, message in bench.get(UP, Reserve(*id_of(1), 1, 0))]
-        if isinstance(said[-1], Refuse):
-            break
-    assert sum(isinstance(message, Grad) for message in said) == 3
-    assert said[-1] == Refuse(*id_of(1), 1, "sent too often")
-    assert bench.now == 60.0
-    assert bench.machine.protocol_errors == 1
-    assert bench.get(UP, Reserve(*id_of(1), 1, 0)) == [(UP, SlotGrant(*id_of(1), 1))]
+        [(_, message)] = bench.get(UP, Reserve(*id_of(1), 1, 0))
+        assert isinstance(message, Grad | SlotWait)
+        if isinstance(message, Grad):
+            sent_at.append(second)
+    assert sent_at == [15, 45, 105, 225, 465]
+
+
+@pytest.mark.parametrize("callees", [(DOWN,), (DOWN, DOWN2)])
+def test_what_nobody_computes_finitely_is_given_up_by_its_origin(callees: tuple[PeerId, ...]) -> None:
+    """By two callees, or by the only one: it would go round for ever, and no step comes while it is out."""
+    bench = origin().link(*callees)
+    id_, callee, call = bench.call()
+    for _ in callees:
+        assert id_ in bench.machine.own
+        bench.get(callee, Refuse(*id_, call, "not finite"))
+        callee = DOWN2 if callee == DOWN else DOWN
+        bench.get(callee, SlotGrant(*id_, call))
+    assert id_ not in bench.machine.own
+
+
+def test_what_nobody_computes_finitely_goes_back_to_its_caller() -> None:
+    bench = middle()
+    bench.take(1)
+    id_, callee, call = bench.call()
+    said = bench.get(callee, Refuse(*id_, call, "not finite"))
+    assert (UP, Refuse(*id_, 1, "not finite")) in said
+    assert not bench.machine.callers.flights
+
+
+def test_a_callee_that_refuses_what_waited_for_our_upload_limit_is_asked_again_soon() -> None:
+    """It has had nothing of it, however long ago it granted the slot."""
+    bench = origin().link(DOWN2)
+    bench.holds_bodies = True
+    id_, callee, call = bench.begin()
+    bench.feed(ForwardDone(id_, b"y", 0.1))
+    bench.get(callee, SlotGrant(*id_, call))
+    bench.now = 119.0
+    bench.get(callee, Refuse(*id_, call, "expired"))
+    bench.feed(Unlinked(DOWN2 if callee == DOWN else DOWN))
+    assert (callee, Reserve(*id_, call, 0)) in bench.tick(1.5)
 
 
 def test_an_answer_is_for_its_caller_and_its_output_alone() -> None:
