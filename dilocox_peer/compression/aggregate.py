@@ -74,9 +74,9 @@ class WeighedContributions:
     ) -> None:
         """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). A contribution that agrees little
         with the others weighs less, down to nothing (agreement.py). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
-        micro-batches, see clip_factors) is scaled down to that, and so is each unit of a tensor (lengths.py). clip_factors tell all three. squares: what contribution_squares gave before, in order, None
-        where it was not asked: that one is decoded for it here. beacon: what nobody knew before all had contributed, the
-        same on all peers. Raises MalformedBlob, also for a value that is not finite."""
+        micro-batches, see clip_factors) is scaled down to that, and each unit of a tensor to UNIT_CLIP of it beside what is usual there, if three have
+        anything in it (lengths.py). clip_factors tell all three. squares: what contribution_squares gave before, in order, None where it was not
+        asked: that one is decoded for it here. beacon: what nobody knew before all had contributed, the same on all peers. Raises MalformedBlob, also for a value that is not finite."""
         assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
         assert all(count >= 0 for count in micro_batches), f"negative micro-batches in {micro_batches}"
         micro_batches = capped_weights(micro_batches)

@@ -26,10 +26,8 @@ CREEPING, DOUBLES_S = (
     8.0,
 )  # growth a second after they were, and twice that after each so many seconds in which they are not
 EVEN_BYTES_PER_S = 1e6  # a rate that grows so; a smaller one by a greater share
-RECOVERING, FAR_BELOW = (
-    4,
-    0.3,
-)  # times as soon, below this part of what the line carries: less than two that share it have
+FAR_BELOW = 0.3  # of what the line carries: less than each of two that share it has
+RECOVERING = 4  # times as soon, below that
 MEASUREMENTS = 3  # the newest; what the line carries is the most of them
 WINDOW_S, MEASURED_S = (
     1.0,

@@ -34,10 +34,8 @@ from dilocox_peer.wire.hops import (
 )
 
 MAX_HEARD = 512  # neighbours remembered
-STATUS_RATE, STATUS_BURST = (
-    20.0,
-    200.0,
-)  # HopStatuses a second of a neighbour, and at once; an honest one sends 11 at most (neighbourhood.py)
+STATUS_RATE = 20.0  # HopStatuses a second of a neighbour; an honest one sends 11 at most (neighbourhood.py)
+STATUS_BURST = 200.0  # at once
 
 Deliver = Callable[[PeerId, bytes, Bytes | None], bool]
 """Sends a header and a body to a peer; False: it does not go."""
