@@ -469,7 +469,7 @@ class Ballots:
         return [*send_all(peers, Propose(*self._seat.at(), lead.ballot, value, signature, lead.shown, authors))]
 
     def _could_ack(self, lead: Lead, now: float) -> set[PeerId]:
-        return {peer for peer in self._seat.order if peer not in lead.nackers and self._members.is_alive(peer, now)}
+        return {peer for peer in self._seat.order if peer not in lead.nackers and self._members.takes_part(peer, now)}
 
     def _propose_own(self, lead: Lead, now: float) -> list[Action]:
         value, actions = self._drafts.next(lead.ballot, self._excluded, now)

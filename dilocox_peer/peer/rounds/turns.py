@@ -69,6 +69,8 @@ class Turns:
         leader = self._seat.leader(self.ballot)
         if leader == self._seat.me or self._is_awaited(leader, now):
             return False
+        if self._taken and self.ballot == self._under_way and self._conduct.leads(leader):
+            return False  # it has asked for it just now: whoever promised it and then asked above it would have nobody lead
         # One that is silent may be heard in a moment; one that is here, and not awaited, leads elsewhere or is not trusted.
         is_silent = not self._members.is_alive(leader, now) and not self._members.is_surely_gone(leader)
         return waited_s > self._seat.timing.alive_s or not is_silent or not self._is_trusted(leader)
