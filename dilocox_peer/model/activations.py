@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.model.body_sizes import BodySizes
-from dilocox_peer.model.int8_blocks import Int8Blocks, largest_bfloat16, squares_bfloat16
+from dilocox_peer.model.int8_blocks import Int8Blocks, largest_bfloat16, scaled_bfloat16, squares_bfloat16
 from dilocox_peer.types import IGNORED
 
 Bytes = bytes | bytearray | memoryview
@@ -97,6 +97,18 @@ class BodyFormat(BodySizes):
         """That of a gradient, as if a single target counted in what it answers, the body of a step: the loss is the mean over the targets that count, so the fewer
         there are, the stronger the gradient of each, as one over the root of their number."""
         return self.strength(gradient) * math.sqrt(int(self._counts(memoryview(self.targets_of(output))).sum()))
+
+    def halved(self, body: Bytes, times: int) -> bytes:
+        """The body of activations or of a gradient so many times half as strong; targets stay. No torch, so any thread may ask."""
+        view, factor = memoryview(body), 2.0**-times
+        match self.form:
+            case "fp32":
+                hidden = (np.frombuffer(view[: self.hidden_bytes], "<f4") * np.float32(factor)).astype("<f4").tobytes()
+            case "bf16":
+                hidden = scaled_bfloat16(view[: self.hidden_bytes], factor)
+            case "int8":
+                hidden = self._blocks.scaled(view[: self.hidden_bytes], factor)
+        return hidden + bytes(view[self.hidden_bytes :])
 
     def agreement(self, one: Bytes, other: Bytes) -> float:
         """Of two gradients in bodies that why_not lets pass: their product over the square of the longer one; 1 for equal ones, also

@@ -69,6 +69,12 @@ class Int8Blocks(Int8Sizes):
         )
         return math.sqrt(squares / (self.rows * self.width))
 
+    def scaled(self, view: memoryview, factor: float) -> bytes:
+        """A body of what unpacking gives times a power of two."""
+        first = self.num_outliers * BF16_BYTES
+        numbers = scaled_bfloat16(view[first : self.codes_at], factor)  # values of outliers, then scales
+        return b"".join((view[:first], numbers, view[self.codes_at :]))
+
     def unpack(self, view: memoryview, device: torch.device) -> Tensor:
         """(R, D) float32, new. The body was accepted by why_not."""
         first, outliers = self.num_outliers * BF16_BYTES, self.num_outliers
@@ -94,6 +100,12 @@ class Int8Blocks(Int8Sizes):
 
 def _bfloat16(raw: memoryview) -> Tensor:
     return torch.from_numpy(np.frombuffer(raw, "<i2").astype(np.int16)).view(torch.bfloat16).float()
+
+
+def scaled_bfloat16(raw: memoryview, factor: float) -> bytes:
+    """Each number times a power of two, exactly but where it becomes too small."""
+    values = (np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32) * np.float32(factor)
+    return (values.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
 
 
 def squares_bfloat16(raw: memoryview) -> float:

@@ -8,6 +8,8 @@ and not the one's that is judged, once another is known: so nobody raises it by 
 have the other refused by sending next to nothing; its own past counts as at most FAR times the other's there, or it could double it without end.
 Names are free: so against newcomers, even if they are the most, one that was here before them has its own past in the same way. What came FRESH_S ago says nothing any more: gradients change as training goes on, and peers that
 are gone must not have those that are there refused. What two peers answer alike to the same question is taken, up to MOST times more: it is the question.
+What is taken and is more than PASSED times as strong as usual is halved until it is not: a backward gives on the strength that came, so one that took the most would be refused itself, by those that it
+answers, for what a liar behind it sent. (Of 900 honest micro-batches of a tiny model in training from scratch, gradients were 2.3 times as strong as usual in the 99th percentile, activations 1.6.)
 """
 
 import math
@@ -19,6 +21,7 @@ from statistics import median
 from dilocox_peer.types import PeerId
 
 MOST = 8.0  # times
+PASSED = 4.0  # times; less than MOST by what a backward may add, and enough that the second callee's answer tells what is made stronger (checks.py)
 FAR = 100.0  # times; more than MOST: what one neighbour sends at least must not have another refused
 REMEMBERED = 32  # bodies of a peer
 LEAST_SEEN = 4  # of a peer, before it says what is usual
@@ -67,6 +70,11 @@ class Likeness:
             while len(self._seen) > MAX_PEERS:
                 self._seen.popitem(last=False)
         return None
+
+    def halvings(self, peer: PeerId, strength: float, now: float) -> int:
+        """How often what why_not has let pass is to be halved before it is worked with."""
+        _, most = self._usual(peer, now) or (0.0, math.inf)
+        return 0 if strength <= PASSED * most else math.ceil(math.log2(strength / (PASSED * most)))
 
     def _is_confirmed(self, peer: PeerId, strength: float, about: Hashable, usual: float) -> bool:
         if about is None or strength > MOST * MOST * usual:

@@ -158,6 +158,27 @@ def test_a_caller_whose_activations_are_too_strong_is_told_so(middle: MiddlePeer
     assert (PeerId("a"), Refuse(*id_, 9, "not taken")) in middle.sent
 
 
+def test_activations_that_are_strong_are_taken_at_half(middle: MiddlePeer, monkeypatch: pytest.MonkeyPatch):
+    body, carried = BodyFormat.of(manifest_of(3, schedule="carry")), list[bytes]()
+
+    def take_in(event: contract.HopInput) -> None:
+        if isinstance(event, contract.HopReceived) and event.body is not None:
+            assert isinstance(event.body, bytes | bytearray | memoryview)
+            carried.append(bytes(event.body))
+        Bench.take_in(middle.bench, event)
+
+    monkeypatch.setattr(middle.bench, "take_in", take_in)
+    for number in range(4):
+        middle.receive("a", number, number)
+    strong = body.pack_hidden(5 * torch.ones(body.batch, body.tokens, body.width)) + bytes(
+        body.targets_of(middle.activations)
+    )
+    id_ = MicroBatchId(PeerId("head"), 1, 9)
+    middle.hear("a", Reserve(*id_, 9, 1))
+    middle.hear("a", Step(*id_, 9, 1, 8), strong)
+    assert carried == [middle.activations] * 4 + [body.halved(strong, 1)]
+
+
 def test_a_gradient_with_the_wrong_size_is_done_again(middle: MiddlePeer):
     id_ = middle.receive("a", 7, 1)
     assert middle.loop.train_on()

@@ -1,13 +1,20 @@
 """Which bodies of neighbours are not like the others', and that honest ones are."""
 
 import random
+from statistics import median
 
 import pytest
 import torch
 
+from dilocox_peer.config import preset
+from dilocox_peer.manifest import ModelSection
 from dilocox_peer.model.activations import BodyFormat
+from dilocox_peer.model.architecture import StageModel, build_model, layers_of
 from dilocox_peer.model.body_sizes import Form
-from dilocox_peer.pipeline.likeness import FAR, FRESH_S, LEAST_SEEN, MAX_PEERS, MOST, Likeness
+from dilocox_peer.model.partition import with_cut
+from dilocox_peer.model.passes import Passes
+from dilocox_peer.model.transformer import initial_parameters
+from dilocox_peer.pipeline.likeness import FAR, FRESH_S, LEAST_SEEN, MAX_PEERS, MOST, PASSED, Likeness
 from dilocox_peer.types import PeerId
 
 HONEST = [PeerId(f"honest {number}") for number in range(3)]
@@ -126,6 +133,77 @@ def test_the_strength_of_a_body_is_that_of_its_values(form: Form) -> None:
     found = body.strength(packed)
     assert rms * 0.99 <= found <= rms * (4.0 if form == "int8" else 1.01)
     assert body.strength(body.pack_hidden(100 * hidden_BTD)) == pytest.approx(100 * found, rel=0.02)
+
+
+@pytest.mark.parametrize("form", ["int8", "bf16", "fp32"])
+def test_a_halved_body_is_half_of_it_in_every_value(form: Form) -> None:
+    body = BodyFormat(form, 2, 16, 256, 300)
+    rng = torch.Generator().manual_seed(2)
+    targets = body.pack_targets(torch.randint(0, 300, (2, 16), generator=rng))
+    packed = body.pack_hidden(torch.randn(2, 16, 256, generator=rng)) + targets
+    halved = body.halved(packed, 2)
+    whole, quarter = (body.unpack_hidden(each, torch.device("cpu")) for each in (packed, halved))
+    assert torch.equal(quarter, whole / 4)
+    assert bytes(body.targets_of(halved)) == targets
+    assert body.why_not(halved, is_step=True) is None
+
+
+def test_what_is_taken_is_at_most_so_strong_that_what_it_is_passed_on_as_is_taken_too() -> None:
+    likeness = seen(HONEST, random.Random(4))
+    for strength in (0.001, 0.03, 0.045, 0.06, 0.078):
+        assert likeness.why_not(LIAR, strength, 0.0) is None
+        times = likeness.halvings(LIAR, strength, 0.0)
+        assert strength / 2**times <= 1.1 * PASSED * 0.01
+        assert times == 0 or strength / 2 ** (times - 1) > 0.9 * PASSED * 0.01
+    assert Likeness("a gradient").halvings(LIAR, 5.0, 0.0) == 0
+
+
+def test_an_honest_peer_is_not_refused_for_what_a_liar_behind_it_makes_too_strong() -> None:
+    """Three stages that compute: one of the callees of an honest peer of the middle sends it gradients just below what it takes."""
+    torch.manual_seed(1)
+    manifest = with_cut(
+        preset("tiny", model={"layers": 3}, inner={"micro_batch": 1}, stages={"count": 3}),
+    )
+    assert isinstance(manifest.model, ModelSection)
+    body, models = BodyFormat.of(manifest), list[StageModel]()
+    for stage in range(3):
+        model = build_model(manifest.model, layers_of(manifest, stage))
+        with torch.no_grad():
+            model.flat_N.copy_(initial_parameters(model.layout, manifest.model, 7))
+        models.append(model)
+    first, middle, last = (Passes(body) for _ in range(3))
+    rng = torch.Generator().manual_seed(3)
+    at_middle, at_first = Likeness("a gradient"), Likeness("a gradient")
+    honest, usual, refused, made_strong = PeerId("honest in the middle"), list[float](), 0, 0
+
+    def answered(peer: PeerId, number: int) -> bytes:
+        """What a callee of the last stage sends for a new micro-batch."""
+        text = torch.randint(97, 105, (1, manifest.model.context + 1), generator=rng)
+        step = middle.forward(number, models[1], first.begin(number, models[0], text[:, :-1], text[:, 1:]))
+        first.release(number)
+        gradient, _ = last.turn(models[2], step)
+        if peer == LIAR and number > 30:
+            strong = body.unpack_hidden(gradient, torch.device("cpu")) * (7.5 * median(usual) / body.strength(gradient))
+            return body.pack_hidden(strong)
+        usual.append(body.strength(gradient))
+        return gradient
+
+    for number in range(120):
+        callee = (HONEST[0], HONEST[1], LIAR)[number % 3]
+        gradient = answered(callee, number)
+        strength = body.strength(gradient)
+        assert at_middle.why_not(callee, strength, number) is None
+        times = at_middle.halvings(callee, strength, number)
+        made_strong += times > 0
+        back = middle.backward(number, body.halved(gradient, times))
+        assert back is not None
+        refused += at_first.why_not(honest, body.strength(back), number) is not None
+        for other in (PeerId("another"), PeerId("a third")):
+            back = middle.backward(number, answered(HONEST[0], number))
+            assert back is not None
+            assert at_first.why_not(other, body.strength(back), number) is None
+    assert refused == 0
+    assert made_strong == 30, "of the liar, and of nobody else"
 
 
 @pytest.mark.parametrize("refuses_weak", [True, False])

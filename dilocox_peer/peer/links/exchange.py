@@ -88,13 +88,17 @@ class Exchange:
         if any(isinstance(message, HopStatus) for message in messages):
             self._count_status(peer)
         if isinstance(last, Step | Grad):
-            reason = self._body.why_not(body, is_step=isinstance(last, Step)) or self._why_unlike(peer, last, body)
+            reason, halvings = self._body.why_not(body, is_step=isinstance(last, Step)), 0
+            if reason is None:
+                reason, halvings = self._compared(peer, last, body)
             if reason is not None:
                 if isinstance(last, Step):
                     self._bench.take_in(contract.StepRefused(peer, last))
                 else:
                     self._bench.take_in(contract.GradRefused(peer, last))
                 raise ProtocolError(peer, reason)
+            if halvings:
+                body = memoryview(self._body.halved(body, halvings))
         elif len(body):
             raise ProtocolError(peer, f"{len(body)} bytes behind a message that has none")
         self.traffic.received += len(raw) + len(body)
@@ -115,17 +119,19 @@ class Exchange:
         if not bucket.try_take(1.0, now):
             raise ProtocolError(peer, f"more than {STATUS_RATE:.0f} statuses a second")
 
-    def _why_unlike(self, peer: PeerId, message: Step | Grad, body: memoryview) -> str | None:
-        """Only of what is awaited: else anybody could say what is usual."""
+    def _compared(self, peer: PeerId, message: Step | Grad, body: memoryview) -> tuple[str | None, int]:
+        """Why the body is too unlike others, if it is, and how often it is to be halved. Only of what is awaited: else anybody could say what is usual."""
         now = time.monotonic()
         if isinstance(message, Step):
-            is_awaited = self._bench.awaits(peer, message)
-            return self._activations.why_not(peer, self._body.strength(body), now) if is_awaited else None
-        output = self._bench.awaited(peer, message)
-        if output is None:
-            return None
+            if not self._bench.awaits(peer, message):
+                return None, 0
+            strength, likeness = self._body.strength(body), self._activations
+            return likeness.why_not(peer, strength, now), likeness.halvings(peer, strength, now)
+        if (output := self._bench.awaited(peer, message)) is None:
+            return None, 0
         assert isinstance(output, bytes | bytearray | memoryview), type(output)
-        return self._gradients.why_not(peer, self._body.strength_for_one(body, output), now, about=message.id)
+        strength, likeness = self._body.strength_for_one(body, output), self._gradients
+        return likeness.why_not(peer, strength, now, about=message.id), likeness.halvings(peer, strength, now)
 
     def forget(self, peer: PeerId) -> None:
         """It is linked no longer: what it sent does not say any more what is usual."""
