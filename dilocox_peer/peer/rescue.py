@@ -1,7 +1,7 @@
 """Getting the run's state while the rounds wait for it: from who keeps it and comes back later than we came.
 
-The rounds look for a state among the stage's peers. A keeper of the run is none of them, so here the keepers are asked; when one has
-the state, the stay begins again, and finds it as any newcomer does (state/restore.py).
+The rounds look for a state among the stage's peers. A keeper of the run is none of them, nor are peers of other stages that keep a copy, so
+here these are asked; when one has the state, the stay begins again, and finds it as any newcomer does (state/restore.py).
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import DilocoxError, RunUnreachable
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer.rounds.machine import RoundMachine
-from dilocox_peer.peer.state.restore import newest_kept
+from dilocox_peer.peer.state.restore import newest_copied
 from dilocox_peer.peer.takeover import Move
 from dilocox_peer.types import Digest
 
@@ -32,11 +32,19 @@ class Rescue:
     """`run` ends when somebody keeps the state that the rounds wait for."""
 
     def __init__(
-        self, endpoint: Endpoint, stage: int, *, machine: RoundMachine, directory: Directory, times: int
+        self,
+        endpoint: Endpoint,
+        stage: int,
+        *,
+        num_stages: int,
+        machine: RoundMachine,
+        directory: Directory,
+        times: int,
     ) -> None:
         """times: that this peer was rescued before; who said that it has the state and did not give it is asked more seldom."""
         self._endpoint = endpoint
         self._stage = stage
+        self._num_stages = num_stages
         self._machine = machine
         self._directory = directory
         self._pause_s = min(LOOK_S * 2**times, MAX_PAUSE_S)
@@ -55,7 +63,9 @@ class Rescue:
                 continue
             asked_at = clock()
             try:
-                kept = await newest_kept(self._stage, endpoint=self._endpoint, directory=self._directory)
+                kept = await newest_copied(
+                    self._stage, num_stages=self._num_stages, endpoint=self._endpoint, directory=self._directory
+                )
             except RunUnreachable:  # the discovery tells it
                 continue
             if kept > self._machine.round:

@@ -340,7 +340,9 @@ class Stay:
             self._me, machine=machine, post=post, directory=directory, pauses=self._pauses, conveyor=conveyor
         )
         waiting = Waiting(manifest, stage, self._me, machine, self._listener, self._settings.link)
-        rescue = Rescue(presence.endpoint, stage, machine=machine, directory=directory, times=self._resident.rescues)
+        rescue = Rescue(
+            presence.endpoint, stage, num_stages=manifest.stages.count, machine=machine, directory=directory, times=self._resident.rescues,
+        )  # fmt: skip
         lookout = lookout_of_peer(
             presence.transport, stage, manifest, machine=machine, conveyor=conveyor, ails=self._ails, leases=lambda: discovery.seen,
             is_paused=lambda: bool(self._pauses.reasons.keys() - {OWNER}), moves=takeover is not None, look_again=self._look_now.set, listener=self._listener,

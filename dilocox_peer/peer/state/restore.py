@@ -132,9 +132,7 @@ async def find_backup(
     of_stage = [] if is_waiting else await directory.peers(stage)
     rng = random.Random(endpoint.incarnation)
     keepers = trusted_first(await directory.keepers(), endpoint.transport, rng)
-    others = [
-        lease for other in range(manifest.stages.count) if other != stage for lease in await directory.peers(other)
-    ]
+    others = await _of_others(stage, manifest.stages.count, directory)
     asked = rng.sample(others, min(len(others), MAX_ASKED))
     living, said = await asyncio.gather(
         _summaries(endpoint, of_stage, stage), _summaries(endpoint, [*keepers, *asked], stage)
@@ -176,14 +174,27 @@ async def find_backup(
     return Restoration(None)
 
 
-async def newest_kept(stage: int, *, endpoint: Endpoint, directory: Directory) -> int:
-    """The newest round that a keeper says it has of the stage; 0: none. Where one that the run's link names answers, others are not
-    believed. Raises RunUnreachable."""
+async def newest_kept(stage: int, *, endpoint: Endpoint, directory: Directory, besides: Sequence[Lease] = ()) -> int:
+    """The newest round that a keeper, or one of the others besides, says it has of the stage; 0: none. Where one that the run's link names
+    answers, others are not believed. Raises RunUnreachable."""
     keepers = trusted_first(await directory.keepers(), endpoint.transport, random.Random(endpoint.incarnation))
-    said = await _summaries(endpoint, keepers, stage)
-    answers = [(lease.peer, each.reached) for lease, each in zip(keepers, said, strict=True) if each is not None]
+    asked = [*keepers, *besides]
+    said = await _summaries(endpoint, asked, stage)
+    answers = [(lease.peer, each.reached) for lease, each in zip(asked, said, strict=True) if each is not None]
     named = [reached for peer, reached in answers if peer in endpoint.transport.named]
     return max(named or [reached for _, reached in answers], default=0)
+
+
+async def newest_copied(stage: int, *, num_stages: int, endpoint: Endpoint, directory: Directory) -> int:
+    """The same, also of what peers of other stages have copied. Raises RunUnreachable."""
+    others = await _of_others(stage, num_stages, directory)
+    asked = random.sample(others, min(len(others), MAX_ASKED))
+    return await newest_kept(stage, endpoint=endpoint, directory=directory, besides=asked)
+
+
+async def _of_others(stage: int, num_stages: int, directory: Directory) -> list[Lease]:
+    """The peers of the other stages. Raises RunUnreachable."""
+    return [lease for other in range(num_stages) if other != stage for lease in await directory.peers(other)]
 
 
 async def _judged(
