@@ -68,7 +68,10 @@ class Rescue:
                 )
             except RunUnreachable:  # the discovery tells it
                 continue
-            if kept > self._machine.round:
+            lacking = (
+                self._machine.round + self._machine.is_ready
+            )  # of a head whose state we have not, it is no use to be told of another
+            if kept and kept >= lacking:
                 return Move(self._stage, f"its state of round {kept} is kept by somebody who is here now")
 
 

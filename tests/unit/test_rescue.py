@@ -1,7 +1,9 @@
 """Whom a peer asks that waits for its stage's state, and what it takes for one."""
 
 import asyncio
+import errno
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,10 +15,15 @@ from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.peer import rescue as rescue_module
 from dilocox_peer.peer.rescue import Rescue
 from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.state import keeper as keeper_module
 from dilocox_peer.peer.state import restore as restore_module
+from dilocox_peer.peer.state.backup import Backup
 from dilocox_peer.peer.state.backup_exchange import Summary
+from dilocox_peer.peer.state.backup_store import backup_store
+from dilocox_peer.peer.state.keeper import Keeper
+from dilocox_peer.peer.state.restore import Own, find_backup
 from dilocox_peer.types import PeerId
-from tests.certified_stage import ROSTER, STAGE
+from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, keep_in
 
 ME, HEAD, BOOTSTRAP = ROSTER
 
@@ -87,3 +94,51 @@ async def test_the_copy_of_a_peer_of_another_stage_that_came_later_is_waited_for
     say(monkeypatch, {HEAD: 2**40, BOOTSTRAP: 8})
     directory = directory_of([HEAD], [BOOTSTRAP])
     assert not await is_rescued(monkeypatch, directory, round_number=8, is_ready=True), "whom the link names knows"
+
+
+async def test_a_peer_that_has_lost_its_state_is_rescued_by_the_one_at_its_own_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    say(monkeypatch, {BOOTSTRAP: 9})
+    directory = directory_of(keepers=[BOOTSTRAP])
+    assert await is_rescued(monkeypatch, directory, round_number=9, is_ready=False)
+    say(monkeypatch, {})
+    assert not await is_rescued(monkeypatch, directory, round_number=0, is_ready=False), "nobody has any"
+
+
+async def find(folder: Path, keeper: Keeper) -> Backup | None:
+    found = await find_backup(
+        MANIFEST, STAGE, backup_store(folder, MANIFEST, STAGE), Own.of(keeper), endpoint=ENDPOINT, directory=directory_of(),
+        listener=lambda _event: None,
+    )  # fmt: skip
+    return found.backup
+
+
+async def test_a_copy_whose_state_found_no_room_is_taken_over_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chain is there by then; without its state nothing comes of it."""
+    stage = CertifiedStage().rounds(9)
+    keep_in(backup_store(tmp_path, MANIFEST, STAGE), stage.certificates, stage.states[8])
+    keeper = Keeper(tmp_path, MANIFEST, STAGE, lambda _event: None)
+    backup = await find(tmp_path, keeper)
+    assert backup is not None
+
+    def full(*_arguments: object, **_options: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keeper_module, "write_checkpoint", full)
+        with pytest.raises(OSError, match="No space"):
+            keeper.adopt(backup, me=ME)
+    keeper.close()
+    again = Keeper(tmp_path, MANIFEST, STAGE, lambda _event: None)
+    assert again.chain.place.round == 8
+    found = await find(tmp_path, again)
+    assert found is not None
+    again.adopt(found, me=ME)
+    again.close()
+    last = Keeper(tmp_path, MANIFEST, STAGE, lambda _event: None)
+    assert last.state == stage.states[8]
+    assert await find(tmp_path, last) is None, "it has what there is"
+    last.close()

@@ -70,9 +70,17 @@ class Own:
 
     @property
     def round(self) -> int:
-        """That we can go on from: none, where a long chain is here and its state never came."""
-        is_bare = self.state is None and len(self.chain) >= FOUNDED_FROM - 1
-        return self.chain[-1].value.round if self.chain and not is_bare else 0
+        """That we can go on from: as far as the contributions since our state are here; none, where a long chain is here and its state never
+        came."""
+        if not self.chain or (self.state is None and len(self.chain) >= FOUNDED_FROM - 1):
+            return 0
+        reached = self.chain[-1].value.round
+        for certificate in reversed(self.chain):
+            if self.state is not None and certificate.head == self.state.head:
+                break
+            if any(name not in self.blobs for name in certificate.value.blobs):
+                reached = certificate.value.round - 1
+        return reached
 
 
 @dataclass(frozen=True, slots=True)
