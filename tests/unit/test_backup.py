@@ -7,7 +7,7 @@ import pytest
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ProtocolError
-from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS
+from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
 from dilocox_peer.peer.rounds.past import Certificates
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.state.backup import (
@@ -28,8 +28,9 @@ from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, decode_chain, encode_chain
+from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.wire.declared import replaced
-from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, annals_of, keep_in
+from tests.certified_stage import MANIFEST, OWNER, ROSTER, STAGE, CertifiedStage, annals_of, keep_in
 
 LIMIT = 1 << 20
 
@@ -216,6 +217,28 @@ def test_who_was_never_there_goes_on_and_who_voted_there_does_not_vote_twice(tmp
             assert each.durable.votes.head == backup.state.head
             assert each.durable.votes.view_change_signed == signed
         again.close()
+
+
+def test_who_goes_on_from_a_copy_forgets_no_head_that_it_left_and_no_word_of_the_owners(tmp_path) -> None:
+    """What the rounds of this very process begin with, not only those after the next restart."""
+    stage, store = CertifiedStage().rounds(3), BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
+    keep_in(store, stage.certificates, stage.states[2])
+    backup, voted_at = store.load(), sha256(b"where it voted, and what it left for another branch")
+    assert backup is not None
+    first = stage.certificates[0]
+    unsigned = Checkpoint(STAGE, MANIFEST.genesis(STAGE), 1, 0, first.head, 7, False)
+    word = sign_checkpoint(unsigned, OWNER.sign)
+    keeper = Keeper(tmp_path / "old", MANIFEST, STAGE, lambda _event: None)
+    keeper.journal.write(Durable(0, (first,), Votes(first.head), word, (voted_at,)))
+    keeper.close()
+    keeper = Keeper(tmp_path / "old", MANIFEST, STAGE, lambda _event: None)
+    keeper.adopt(backup, me=ROSTER[1])
+    keeper.close()
+    again = Keeper(tmp_path / "old", MANIFEST, STAGE, lambda _event: None)
+    for each in (keeper, again):
+        assert each.durable is not None
+        assert (each.durable.left, each.durable.checkpoint) == ((voted_at,), word)
+    again.close()
 
 
 def test_copies_are_rare_enough_for_their_donor() -> None:

@@ -145,7 +145,10 @@ class Keeper:
             votes = Votes(head, view_change_signed=view + LOST_VOTES_VIEWS)  # we may have voted there and not know it
         else:
             votes = Votes(head)
-        durable = Durable(0, chain, votes, checkpoint)
+        left, known = (
+            ((), None) if before is None else (before.left, before.checkpoint)
+        )  # which no copy makes us forget
+        durable = Durable(0, chain, votes, checkpoint or known, left)
         blocks = self.journal.write(durable)
         self.chain = Chain(self._genesis, chain, self.journal.store)
         self.chain.seal(blocks)
