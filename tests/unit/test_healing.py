@@ -324,3 +324,27 @@ def test_a_branch_that_is_worse_or_held_back_is_elsewhere_and_what_nobody_has_lo
     above = ours.fork().view(C, D, order=LATE).round(C, D, order=LATE + 1)
     newcomer.read(LIAR, above)
     assert healing.is_elsewhere(above.place.head), "whether or not it is followed"
+
+
+def test_a_page_of_many_signatures_is_looked_at_in_parts_and_one_that_nobody_asked_for_is_asked_for() -> None:
+    """Anybody can make 64 keys, and sign 64 certificates with each; messages of others wait until they were looked at."""
+    many = [PeerId(f"m{number}") for number in range(16)]
+    newcomer, chain = Newcomer(), rounds(60, *many)
+    page = tuple(chain.certificates[:MAX_PAGE])
+    questions, reason = newcomer.healing.on_page(LIAR, page, more=False, now=1.0)
+    assert (newcomer.verified, reason) == (0, None)
+    [question] = questions
+    assert isinstance(question.message, GetChain)
+    verified: list[int] = []
+    while questions:
+        before = newcomer.verified
+        heads = [GENESIS.head, *(each.head for each in page)]
+        start = next(heads.index(head) for head in question.message.locator if head in heads)
+        questions, reason = newcomer.healing.on_page(LIAR, page[start:], more=False, now=1.0)
+        assert reason is None
+        verified.append(newcomer.verified - before)
+        for question in questions:
+            assert isinstance(question.message, GetChain)
+    assert max(verified) <= PAGE_SIGNATURES
+    assert newcomer.known == len(page)
+    assert newcomer.verified == 1 + 60 * len(many), "every signature once"

@@ -191,6 +191,10 @@ class Healing:
         most = growing.place.bounds(self._reader.plans).longest_chain
         if most is not None and len(growing.certificates) + len(certificates) > most:
             return [], f"a chain of more than {most} certificates beyond ours; this run has not so many"
+        if (count := self._num_looked_at(certificates, is_asked=asked)) < len(certificates):
+            if not asked:
+                return self.heard_of(sender, certificates[-1].head, now), None
+            certificates, more = certificates[:count], True
         if asked:
             self._growing = None  # unless there is more to come of it
         if reason := self._grow(growing, certificates, is_asked=asked):
@@ -281,13 +285,29 @@ class Healing:
         self._growing = growing
         return self._ask(sender, now)
 
+    def _num_looked_at(self, certificates: Sequence[Certificate], *, is_asked: bool) -> int:
+        """How many of these are looked at at once, the first ones: messages wait for it, and anybody can sign with keys of his own."""
+        signatures = 0
+        for number, certificate in enumerate(certificates):
+            if self._chain.height_of(certificate.head) is None and not self._is_covered(certificate, is_asked=is_asked):
+                signatures += len(certificate.signatures)
+            if signatures > PAGE_SIGNATURES and number:
+                return number
+        return len(certificates)
+
+    def _is_covered(self, certificate: Certificate, *, is_asked: bool) -> bool:
+        """Whether the owner's signature further on may stand for those of this one."""
+        if not is_asked or not self._trusts_the_owner or self._forks.holds_checkpoint(None):
+            return False
+        checkpoint = self._forks.checkpoint
+        return checkpoint is not None and certificate.value.height <= checkpoint.height
+
     def _grow(self, growing: _Growing, certificates: Sequence[Certificate], *, is_asked: bool) -> str | None:
         """Why these do not go on from growing, which is as it was then; None: they do, and it has them."""
-        place, checkpoint, is_unsigned = growing.place, self._forks.checkpoint, growing.is_unsigned
-        vouched = checkpoint.height if checkpoint is not None and not self._forks.holds_checkpoint(None) else 0
+        place, is_unsigned = growing.place, growing.is_unsigned
         for certificate in certificates:
             if self._chain.height_of(certificate.head) is None:
-                is_covered = is_asked and self._trusts_the_owner and certificate.value.height <= vouched
+                is_covered = self._is_covered(certificate, is_asked=is_asked)
                 reader = self._reader
                 verify = any_vote if is_covered else reader.verify
                 if reason := place.why_not_certificate(certificate, verify, reader.max_peers, reader.plans):
