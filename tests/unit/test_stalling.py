@@ -1,7 +1,10 @@
 """A table at which one means ill: what the others make of its messages."""
 
+import pytest
+
 from dilocox_peer.events import EquivocationProved, MemberDoubted
-from dilocox_peer.peer.rounds.contract import Closed, PeerRefused, Received
+from dilocox_peer.peer.rounds import conduct
+from dilocox_peer.peer.rounds.contract import Closed, PeerRefused, Received, Send
 from dilocox_peer.peer.rounds.jury import MAX_ASKED
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Entry
@@ -10,6 +13,7 @@ from dilocox_peer.wire.rounds import (
     Accepted,
     Ack,
     Contradiction,
+    Heartbeat,
     Nack,
     Prepare,
     Promise,
@@ -172,6 +176,38 @@ def test_a_proof_that_proves_nothing_is_refused() -> None:
     nothing = Contradiction(PeerId("c"), Statement(b"one", b"s"), Statement(b"other", b"s"))
     assert refusals(table, "a", "b", Proof(*at, *nothing)) == ["a proof against c that proves nothing"]
     assert not table.noted("a", EquivocationProved)
+
+
+def test_strangers_that_accuse_themselves_take_no_members_place_and_are_nobodys_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys cost nothing: 513 of them had the proof against a member forgotten, and each was told to everybody."""
+    monkeypatch.setattr(conduct, "MAX_PROVEN", 4)
+    table = Table("a", "b", "c", "d").start()
+    first, *_, guilty = table.by_rank()
+    seat = table.machine(first).sitting.seat
+
+    def proof(peer: str) -> Proof:
+        values = [seat.place.round_value([], roster) for roster in (seat.place.roster, seat.place.roster[1:])]
+        left, right = (
+            seat.voted(value, acceptance_of(seat.at(), PeerId(peer), 0, value), ballot=0) for value in values
+        )
+        return Proof(*seat.at(), PeerId(peer), left, right)
+
+    accuser = next(name for name in table.by_rank() if name not in (first, guilty))
+    table.give(PeerId(first), Received(PeerId(accuser), proof(guilty)))
+    for number in range(6):
+        stranger = PeerId(f"s{number}")
+        beat = Heartbeat(*seat.at(), 1, 1, 0, 0, 1, 0, False, b"")
+        table.give(PeerId(first), Received(stranger, beat))
+        table.give(PeerId(first), Received(stranger, proof(stranger)))
+    assert [event.peer for event in table.noted(first, EquivocationProved)] == [guilty]
+    told = [action.message for action in table.done[PeerId(first)] if isinstance(action, Send)]
+    assert {message.peer for message in told if isinstance(message, Proof)} == {guilty}
+    for _ in range(2):
+        table.offer("a", "b", "c", "d")
+        table.wait(20.0)
+    assert PeerId(guilty) not in table.machine(first).roster
 
 
 def test_a_plan_that_no_certificate_leads_to_is_refused_and_its_leader_named() -> None:

@@ -79,6 +79,7 @@ class Conduct:
         self._rounds = 0
         self._records: OrderedDict[PeerId, _Record] = OrderedDict()
         self._proven: OrderedDict[PeerId, Contradiction] = OrderedDict()
+        self._proven_strangers: OrderedDict[PeerId, Contradiction] = OrderedDict()  # whose keys cost nothing
         self._own_pace = 0.0
         self.events: list[Event] = []
 
@@ -100,10 +101,10 @@ class Conduct:
 
     def is_proven(self, peer: PeerId) -> bool:
         """Whether it signed what no honest peer signs: it is in no roster that we write."""
-        return peer in self._proven
+        return peer in self._proven or peer in self._proven_strangers
 
     def proof_against(self, peer: PeerId) -> Contradiction | None:
-        return self._proven.get(peer)
+        return self._proven.get(peer) or self._proven_strangers.get(peer)
 
     def waited_for(self, roster: Collection[PeerId]) -> set[PeerId]:
         """Those of the roster whose contributions are worth waiting for. Should most of the others seem to fail, it is our
@@ -267,15 +268,18 @@ class Conduct:
 
     # ---- proofs ----
 
-    def accuse(self, proof: Contradiction, stage: int, verify: Verifier) -> bool:
-        """Takes a proof in that says something new; False for what is known, or proves nothing."""
-        if proof.peer in self._proven or proof.peer == self._me:
+    def accuse(self, proof: Contradiction, stage: int, verify: Verifier, *, is_new: bool = False) -> bool:
+        """Takes a proof in that says something new; False for what is known, or proves nothing. is_new: it is against somebody who was in
+        no roster here; that is nobody's news, and takes no member's place."""
+        if self.is_proven(proof.peer) or proof.peer == self._me:
             return False
         reason = why_guilty(proof, stage, verify)
         if reason is None:
             return False
-        self._proven[proof.peer] = proof
-        if len(self._proven) > MAX_PROVEN:
-            self._proven.popitem(last=False)
-        self.events.append(EquivocationProved(proof.peer, reason))
+        proven = self._proven_strangers if is_new else self._proven
+        proven[proof.peer] = proof
+        if len(proven) > MAX_PROVEN:
+            proven.popitem(last=False)
+        if not is_new:
+            self.events.append(EquivocationProved(proof.peer, reason))
         return True

@@ -472,7 +472,8 @@ class RoundMachine:
                 actions += self._hear_directive(message.directive, sender)
             case Proof(contradiction=proof):
                 is_known = self._conduct.is_proven(proof.peer) or proof.peer not in {*self.roster, *self._members.known}
-                if not is_known and not self._conduct.accuse(proof, message.stage, self._owner.verify):
+                is_new = proof.peer not in self.roster and not self._members.has_voted(proof.peer)
+                if not is_known and not self._conduct.accuse(proof, message.stage, self._owner.verify, is_new=is_new):
                     actions += self._refuse(sender, f"a proof against {proof.peer} that proves nothing")
             case _:
                 if message.head != self.head or message.view != self.view:

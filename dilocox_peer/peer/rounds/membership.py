@@ -91,6 +91,10 @@ class Members:
         self._alive = None
         return True
 
+    def has_voted(self, peer: PeerId) -> bool:
+        """Whether it votes in our roster, or did in one that we sat in."""
+        return (seen := self._seen.get(peer)) is not None and seen.has_voted
+
     def seen_in(self, peer: PeerId, addresses: str) -> None:
         """Discovery has named it; our connection to it leads to this range of addresses, "": to none that is known."""
         if peer in self._seen:
