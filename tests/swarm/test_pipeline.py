@@ -103,7 +103,9 @@ def test_a_stage_that_lost_its_only_peer_goes_on_from_the_copy_that_a_head_kept(
             goal = killed_at + 20  # so it caught up with stage 0: no head is more than two rounds ahead
             await swarm.until(lambda: swarm.round_of("head0") >= goal, [newcomer, *heads], LONG_S)
             first = min(record["round"] for record in swarm.of("newcomer", "RoundCertified"))
-            assert first == restored + 1
+            states = {record["round"] for record in copies if record["donor"] == victim}
+            assert first - 1 in states, "from the state on it merges what the head has followed it with, and tells that"
+            assert first <= restored + 1
             assert swarm.round_of("newcomer") >= goal - 2
 
     asyncio.run(scenario())
