@@ -6,6 +6,7 @@ from dilocox_peer.events import EquivocationProved, MemberDoubted
 from dilocox_peer.peer.rounds import conduct
 from dilocox_peer.peer.rounds.contract import Closed, PeerRefused, Received, Send
 from dilocox_peer.peer.rounds.jury import MAX_ASKED
+from dilocox_peer.peer.rounds.view_changes import MAX_NUMBER_AHEAD
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Entry
 from dilocox_peer.wire.declared import replaced
@@ -20,6 +21,8 @@ from dilocox_peer.wire.rounds import (
     Proof,
     Propose,
     Statement,
+    ViewAnswer,
+    ViewCall,
 )
 from tests.unit.test_rounds import TIMING, Table, acceptance_of, contributors, offered, promised, proposal, refusals
 
@@ -208,6 +211,28 @@ def test_strangers_that_accuse_themselves_take_no_members_place_and_are_nobodys_
         table.offer("a", "b", "c", "d")
         table.wait(20.0)
     assert PeerId(guilty) not in table.machine(first).roster
+
+
+@pytest.mark.parametrize("kind", [ViewAnswer, ViewCall])
+def test_numbers_that_a_stranger_names_have_no_member_left_out_of_a_view_change(
+    kind: type[ViewAnswer] | type[ViewCall],
+) -> None:
+    """One that was told such ones called a number that the other members do not heed, and went on alone."""
+    table = Table("a", "b", "c", "d", "e").start()
+    table.offer("a", "b", "c", "d", "e")
+    first, second, *others = table.by_rank()
+    for gone in others:
+        table.leave_the_room(PeerId(gone))
+        for left in (first, second):
+            table.give(PeerId(left), PeerRefused(PeerId(gone)))
+    table.wait(2.0)
+    seat = table.machine(first).sitting.seat
+    for number in range(1, 4):
+        table.give(
+            PeerId(first), Received(PeerId("stranger"), kind(*seat.at(), seat.place.view + number * MAX_NUMBER_AHEAD))
+        )
+    table.wait(30.0)
+    assert [set(table.machine(left).roster) for left in (first, second)] == [{first, second}] * 2
 
 
 def test_a_plan_that_no_certificate_leads_to_is_refused_and_its_leader_named() -> None:

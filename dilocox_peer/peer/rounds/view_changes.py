@@ -188,7 +188,7 @@ class ViewChanges:
     def on_call(self, sender: PeerId, message: ViewCall, now: float) -> list[Action]:
         """An answer, if we too see the need: one peer with a bad link must not dissolve a working roster."""
         seat, number = self._seat, message.number
-        if not self._agrees(number, now):
+        if not self._has_a_say(sender) or not self._agrees(number, now):
             return []
         self._highest_seen = max(self._highest_seen, number)
         if number <= seat.votes.view_change_signed:
@@ -201,7 +201,15 @@ class ViewChanges:
             self._not_before = now + seat.timing.view_wait_s * 2
         return [Send(sender, ViewAnswer(*seat.at(), number))]
 
+    def _has_a_say(self, sender: PeerId) -> bool:
+        """Whether what it calls or answers counts: a member has no use for a newcomer's, and by numbers that anybody can name it would call one that
+        the other members do not heed."""
+        seat = self._seat
+        return seat.place.is_genesis or not seat.is_member or sender in seat.place.roster
+
     def on_answer(self, sender: PeerId, message: ViewAnswer) -> None:
+        if not self._has_a_say(sender):
+            return
         if message.number <= self._highest_seen + MAX_NUMBER_AHEAD:
             self._highest_seen = max(self._highest_seen, message.number)
         if self._call is not None and message.number == self._call.number and sender in self._call.asked:
