@@ -9,7 +9,13 @@ from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.contract import Send
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.founding import FOUNDED_FROM
-from dilocox_peer.peer.rounds.healing import LEAST_PAGE, PAGE_SIGNATURES, WEIGHED_FROM, Healing
+from dilocox_peer.peer.rounds.healing import (
+    LEAST_PAGE,
+    MAX_WAITING,
+    PAGE_SIGNATURES,
+    WEIGHED_FROM,
+    Healing,
+)
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
@@ -348,3 +354,19 @@ def test_a_page_of_many_signatures_is_looked_at_in_parts_and_one_that_nobody_ask
     assert max(verified) <= PAGE_SIGNATURES
     assert newcomer.known == len(page)
     assert newcomer.verified == 1 + 60 * len(many), "every signature once"
+
+
+def test_strangers_that_say_they_have_something_and_show_nothing_do_not_keep_us_from_those_who_have_it() -> None:
+    """Seventy of them took every turn, for as long as they went on."""
+    newcomer, now = Newcomer(), 0.0
+    strangers = [(PeerId(f"s{number}"), Digest(bytes([number]) * 32)) for number in range(MAX_WAITING + 6)]
+    while not newcomer.known and now < 3600.0:
+        now += 0.5
+        beats = [*strangers, *strangers, (DONOR, TIP)] if now % 1.0 else strangers
+        for peer, head in beats:
+            for question in newcomer.healing.heard_of(peer, head, now):
+                if question.to == DONOR:
+                    page = page_of(LONG, question)
+                    newcomer.healing.on_page(DONOR, page.certificates, more=False, now=now)
+    assert newcomer.known
+    assert now <= 3 * MAX_WAITING * newcomer.timing.sync_wait_s
