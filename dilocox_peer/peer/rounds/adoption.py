@@ -60,7 +60,7 @@ class Adoption:
         self._replay = replay
         self._sit = sit
         self._following = Following(owner.peer, chain, forks, members)
-        self.healing = Healing(owner, chain, forks, self._allowed)
+        self.healing = Healing(owner, chain, forks, self._allowed, is_stranger=lambda peer: not members.has_voted(peer))
         members.is_elsewhere = self.healing.is_elsewhere
         self.anchor = anchor
         self.now = now

@@ -17,6 +17,7 @@ from dilocox_peer.peer.rounds.contract import Send
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.founding import DEAD_ENDS, FOUNDED_FROM, Founding, any_vote
 from dilocox_peer.peer.rounds.timing import NEVER, Timing
+from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import VOUCHING, Certificate
 from dilocox_peer.wire.rounds import MAX_LOCATOR, MAX_PAGE, ChainPage, GetChain
@@ -28,6 +29,10 @@ LEAST_PAGE, PAGE_SIGNATURES = (
     16,
     256,
 )  # certificates that a page has at least, signatures that it has at most beyond them
+LOOKED_AT_A_S, LOOKED_AT_ONCE = (
+    256.0,
+    1024.0,
+)  # signatures of what strangers show unasked; beyond, they are asked in turn
 WEIGHED_FROM = 64  # certificates; a longer chain is weighed each time it has doubled, and at its end: else joining grows with its square
 
 
@@ -75,9 +80,12 @@ class Healing:
         chain: Chain,
         forks: Forks,
         allowed: Callable[[Suffix], Suffix | None] = lambda path: path,
+        is_stranger: Callable[[PeerId], bool] = lambda _peer: False,
     ) -> None:
-        """allowed: a path as far as it is to be followed by now. One that is held back does not stand in another's way."""
-        self._allowed = allowed
+        """allowed: a path as far as it is to be followed by now. One that is held back does not stand in another's way. is_stranger: of a peer,
+        whether it had no vote in any roster that we know."""
+        self._allowed, self._is_stranger = allowed, is_stranger
+        self._looked_at = TokenBucket(LOOKED_AT_A_S, LOOKED_AT_ONCE, 0.0)
         self._reader = reader
         self._chain = chain
         self._forks = forks
@@ -206,6 +214,10 @@ class Healing:
             if not asked:
                 return self.heard_of(sender, certificates[-1].head, now), None
             certificates, more = certificates[:count], True
+        if not asked and self._is_stranger(sender):
+            new = [each for each in certificates if self._chain.height_of(each.head) is None]
+            if not self._looked_at.try_take(sum(len(each.signatures) for each in new), now):
+                return self.heard_of(sender, certificates[-1].head, now), None
         if asked:
             self._growing = None  # unless there is more to come of it
         if reason := self._grow(growing, certificates, is_asked=asked):
