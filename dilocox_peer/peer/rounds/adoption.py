@@ -15,7 +15,13 @@ from dilocox_peer.events import BranchSwitched, RoundVouched, ViewChanged
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.contract import Action, Apply, ForgetBlobs, Persist, Send
-from dilocox_peer.peer.rounds.durable import Durable, Votes, newest_left, sealed_votes
+from dilocox_peer.peer.rounds.durable import (
+    LOST_VOTES_VIEWS,
+    Durable,
+    Votes,
+    newest_left,
+    sealed_votes,
+)
 from dilocox_peer.peer.rounds.following import Following
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.healing import Healing
@@ -65,6 +71,11 @@ class Adoption:
         self.anchor = anchor
         self.now = now
         self._left = durable.left if durable is not None else ()
+        # Votes may be lost: also those at later heads, which we have had before and come to again.
+        signed = 0 if durable is None else durable.votes.view_change_signed
+        self._has_lost_votes = signed >= chain.place.view + LOST_VOTES_VIEWS
+        self._rests_since: float | None = None
+        self._is_rested = False  # so long that of a head further on we would have heard
         # The number of the highest view change that we signed at each of the newest heads.
         self._signed: OrderedDict[Digest, int] = OrderedDict()
         self._ahead = 0  # the highest round of a better chain met so far
@@ -145,6 +156,12 @@ class Adoption:
         """Takes note of where the others are; call before `follow`."""
         path = self.healing.path
         self._following.watch(path, self.now)
+        if path is not None or not self.anchor.is_current:
+            self._rests_since = None
+        else:
+            self._rests_since = self.now if self._rests_since is None else self._rests_since
+            rest_s = 2 * self._owner.timing.absent_s(len(self._chain.place.roster))
+            self._is_rested |= self.now - self._rests_since >= rest_s
         if path is not None:
             self._ahead = max(self._ahead, path.certificates[-1].value.round)
 
@@ -235,6 +252,8 @@ class Adoption:
             self.sitting.broken_off(self.now)
         for name in certificate.value.blobs:
             self._holdings.certified(name, certificate.value.round)
+        if path is None or (path.tip == certificate.head and self._is_rested):
+            self._has_lost_votes = False  # nobody had this head before
         self._append([certificate])
         self.anchor.applying(self._chain.height)
         persist = Persist(Durable(self._chain.height - 1, (certificate,), self._first_votes()))
@@ -299,9 +318,10 @@ class Adoption:
         return len(lost - {entry for each in adopted for entry in each.value.entries})
 
     def _first_votes(self) -> Votes:
-        """At a new head; where we have been before and voted, and left for another branch, no vote is given again."""
+        """At a new head; where we have been before and voted, and left for another branch, no vote is given again, nor, where votes are lost, at any
+        that may have been there before."""
         place = self._chain.place
-        if place.head not in self._left:
+        if place.head not in self._left and not self._has_lost_votes:
             return Votes(place.head)
         votes = sealed_votes(place.head, place.view)  # whose number others may have outrun
         return replace(votes, view_change_signed=max(votes.view_change_signed, self._signed.get(place.head, 0)))
@@ -313,6 +333,7 @@ class Adoption:
         while len(self._signed) > MAX_LEFT:
             self._signed.popitem(last=False)
         self.sitting = self._sit(self._first_votes())
+        self._rests_since, self._is_rested = None, False
         self.healing.rebase()
         actions: list[Action] = []
         for each in certificates:
