@@ -3,7 +3,7 @@
 import pytest
 
 from dilocox_peer.invitation import address_range
-from dilocox_peer.peer.rounds.membership import Members, within_shares
+from dilocox_peer.peer.rounds.membership import MAX_KNOWN, Members, within_shares
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.rounds import Heartbeat
@@ -137,3 +137,14 @@ def test_who_voted_before_and_is_back_counts_where_there_is_a_place() -> None:
 
 def test_of_two_voters_neither_is_left_out() -> None:
     assert why_not(voters_that_were("ab", "ab"), "ab", "b") == "a roster without 1 voters that are here"
+
+
+def test_a_crowd_of_strangers_has_no_voter_forgotten() -> None:
+    """Keys cost nothing: a voter last heard a second ago would be gone, with all that it has said."""
+    members, voter = Members(PeerId("me"), Timing()), PeerId("voter")
+    members.sit_down([voter], [voter], [], 0.0)
+    members.heard(voter, 10.0)
+    for number in range(2 * MAX_KNOWN):
+        members.heard(PeerId(f"s{number}"), 11.0)
+    assert len(members.known) == MAX_KNOWN
+    assert members.is_alive(voter, 11.0)

@@ -12,7 +12,7 @@ from dilocox_peer.peer.rounds.timing import NEVER, Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.rounds import Heartbeat
 
-MAX_KNOWN = 512  # peers remembered; beyond, the one silent for longest goes
+MAX_KNOWN = 512  # peers remembered; beyond, the one silent for longest goes, of those who have no vote in our roster
 SMALL = 16  # peers of a roster: of a smaller one a quarter is reckoned as if it were so large
 
 
@@ -83,7 +83,7 @@ class Members:
         if peer == self._me or peer in self._seen:
             return False
         if len(self._seen) >= MAX_KNOWN:
-            oldest = min(self._seen, key=lambda each: (self._seen[each].heard_at, each))
+            oldest = min(self._seen, key=lambda each: (each in self._voters, self._seen[each].heard_at, each))
             del self._seen[oldest]
             self.cut_off.discard(oldest)
             self.ways.pop(oldest, None)
