@@ -10,6 +10,8 @@ What py-libp2p 0.8.1 demands, and what happens otherwise:
     failure. The auto-connector and the resource manager are off; connections without a link end after IDLE_S.
  5. What handles a connection that others made ends with it. The swarm's own stays until the swarm ends, and holds one of
     max_connections: after so many, in all its life, a linkd would hear no newcomer any more.
+ 6. What others say before a protocol is chosen is read by us: it takes lines of any length, and one that is not UTF-8
+    raises what nothing of it catches, as 2 says.
 """
 
 import ipaddress
@@ -26,16 +28,20 @@ import trio
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
+from libp2p.exceptions import ParseError
+from libp2p.io.utils import read_exactly
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
+from libp2p.protocol_muxer import multiselect_communicator
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.tls.transport import PROTOCOL_ID as TLS_ID
 from libp2p.security.tls.transport import TLSTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.utils.address_validation import expand_wildcard_address
+from libp2p.utils.varint import decode_uvarint_from_stream
 from multiaddr import Multiaddr
 
 from dilocox_peer.invitation import place_of
@@ -50,6 +56,25 @@ UNSENT_S, LEAST_UNSENT_BYTES = 0.02, 8 * 1024  # and no more than is sent in so 
 # that is so we let them gather; small frames alone are never held up.
 GATHER_S, SEGMENT_BYTES, PLENTY_BYTES = 0.001, 1024, 64 * 1024
 MDNS_SERVICE = "_p2p._udp.local."
+MAX_LINE_BYTES = 1024  # of what is said until a protocol is chosen: the name of one
+
+
+async def _read_line(reader: Any) -> bytes:
+    """In place of libp2p's read_delim: 6 of the module. Raises ParseError, and what read raises."""
+    length = await decode_uvarint_from_stream(reader)
+    if not 0 < length <= MAX_LINE_BYTES:
+        raise ParseError(f"a line of {length} bytes, at most {MAX_LINE_BYTES}")
+    line: bytes = await read_exactly(reader, length)
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        raise ParseError(f"a line that is no text: {error}") from None
+    if line[-1:] != b"\n":
+        raise ParseError("a line without an end")
+    return line[:-1]
+
+
+multiselect_communicator.read_delim = _read_line
 
 
 @dataclass(slots=True)
@@ -188,6 +213,8 @@ class Host:
         self._swarm = self._host.get_network()
         self._swarm.set_resource_manager(None)
         self._swarm._do_handle_inbound_connection = self._hold_inbound  # 5 of the module
+        self._hear = self._swarm.common_stream_handler
+        self._swarm.set_stream_handler(self._hear_stream)
         self.link_id = str(self._host.get_id())
 
     async def _hold_inbound(self, stream: Any, maddr: Any, _failure: Any) -> None:
@@ -207,6 +234,14 @@ class Host:
                 await raw.close()
         finally:
             self._gate.left(place)
+
+    async def _hear_stream(self, stream: Any) -> None:
+        """Called by the host for each stream that others open: whatever goes wrong until its handler has it is no fault of the host."""
+        try:
+            await self._hear(stream)
+        except Exception:
+            with suppress(Exception):
+                await stream.reset()
 
     # Listening
 

@@ -1,0 +1,92 @@
+"""What strangers say to a real linkd before they speak its protocol, by hand: frames of yamux below the streams of libp2p."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from dilocox_peer.network.link import LinkdEnded
+from tests.shell.test_link import MB, Link, MakeLink, check_traffic, linked_pair, make_link, until
+
+__all__ = ["make_link"]  # the fixture
+
+STRANGER = """
+import struct, sys, trio
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.security.tls.transport import PROTOCOL_ID, TLSTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID, Yamux
+from multiaddr import Multiaddr
+
+HEAD = struct.Struct("!BBHII")
+DATA, SYN = 0, 1
+BEGIN = b"\\x13/multistream/1.0.0\\n"
+
+async def say(muxed, number, *pieces):
+    "On a stream of that number, which the first piece opens."
+    for place, piece in enumerate(pieces):
+        await muxed._write_frame(HEAD.pack(0, DATA, 0 if place else SYN, number, len(piece)) + piece)
+
+async def no_text(muxed):
+    await say(muxed, 1001, BEGIN + b"\\x03\\xff\\xfe\\n")
+    await say(muxed, 1003, b"\\x03\\xff\\xfe\\n")
+
+async def endless_line(muxed):
+    piece = bytes(1 << 16)
+    await say(muxed, 1001, BEGIN + b"\\xff\\xff\\xff\\xff\\x0f", *[piece] * 1600)
+
+async def main(how, address):
+    key_pair = create_new_key_pair()
+    host = new_host(key_pair=key_pair, sec_opt={PROTOCOL_ID: TLSTransport(key_pair)}, muxer_opt={TProtocol(YAMUX_ID): Yamux})
+    info = info_from_p2p_addr(Multiaddr(address))
+    async with host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+        await host.connect(info)
+        muxed = host.get_network().get_connections(info.peer_id)[0].muxed_conn
+        with trio.move_on_after(float(sys.argv[3])):
+            try:
+                await globals()[how](muxed)
+            except Exception:
+                pass  # it was ended
+            await muxed.event_closed.wait()
+
+trio.run(main, sys.argv[1], sys.argv[2])
+"""
+
+
+def attack(how: str, victim: Link, *others: Link, seconds: float = 5.0) -> int:
+    """Has a stranger do that to the victim's linkd; the most bytes of memory that it had beside what it had before."""
+    linkd = psutil.Process(victim.linkd)
+    before: int = linkd.memory_info().rss
+    most = before
+    command = [sys.executable, "-W", "ignore", "-c", STRANGER, how, victim.addresses[0], str(seconds)]
+    stranger = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    try:
+
+        def is_over() -> bool:
+            nonlocal most
+            assert not victim.of(LinkdEnded)
+            most = max(most, linkd.memory_info().rss)
+            return stranger.poll() is not None
+
+        until(is_over, victim, *others, timeout_s=60)
+        assert stranger.stderr is not None
+        assert stranger.returncode == 0, stranger.stderr.read()
+    finally:
+        stranger.kill()
+        stranger.communicate()
+    return most - before
+
+
+def test_a_name_of_a_protocol_that_is_no_text_does_not_end_linkd(make_link: MakeLink):
+    one, two = linked_pair(make_link)
+    attack("no_text", two, one, seconds=2.0)
+    check_traffic(one, two)
+
+
+def test_a_line_without_an_end_is_not_kept(make_link: MakeLink):
+    one, two = linked_pair(make_link)
+    assert attack("endless_line", two, one) < 30 * MB
+    check_traffic(one, two)
