@@ -12,6 +12,7 @@ What py-libp2p 0.8.1 demands, and what happens otherwise:
     max_connections: after so many, in all its life, a linkd would hear no newcomer any more.
  6. What others say before a protocol is chosen is read by us: it takes lines of any length, and one that is not UTF-8
     raises what nothing of it catches, as 2 says.
+ 7. Yamux takes any number of streams, each with a task, and any number of bytes on a stream that is not read.
 """
 
 import ipaddress
@@ -31,6 +32,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.io.utils import read_exactly
 from libp2p.network.config import ConnectionConfig
+from libp2p.network.connection.exceptions import RawConnError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
@@ -38,6 +40,7 @@ from libp2p.protocol_muxer import multiselect_communicator
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.tls.transport import PROTOCOL_ID as TLS_ID
 from libp2p.security.tls.transport import TLSTransport
+from libp2p.stream_muxer import muxer_multistream
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.utils.address_validation import expand_wildcard_address
@@ -57,6 +60,7 @@ UNSENT_S, LEAST_UNSENT_BYTES = 0.02, 8 * 1024  # and no more than is sent in so 
 GATHER_S, SEGMENT_BYTES, PLENTY_BYTES = 0.001, 1024, 64 * 1024
 MDNS_SERVICE = "_p2p._udp.local."
 MAX_LINE_BYTES = 1024  # of what is said until a protocol is chosen: the name of one
+MAX_STREAMS = 16  # at once on a connection; a link has two of each side, and libp2p asks who it is on another
 
 
 async def _read_line(reader: Any) -> bytes:
@@ -178,6 +182,54 @@ class Tls:
 
     async def secure_outbound(self, conn: Any, peer_id: Any) -> Any:
         return await self._transport.secure_outbound(Wire(conn, self._traffic), peer_id)
+
+
+class FewStreams(dict[int, Any]):
+    """Those of a connection. Raises RawConnError for one more than MAX_STREAMS, which ends it."""
+
+    def __setitem__(self, number: int, stream: Any) -> None:
+        if len(self) >= MAX_STREAMS and number not in self:
+            raise RawConnError(f"more than {MAX_STREAMS} streams at once")
+        super().__setitem__(number, stream)
+
+
+class Unread(bytearray):
+    """What has come on a stream and is not read. Raises TooSlowError for more than was allowed, which ends the connection."""
+
+    def __init__(self, streams: FewStreams, number: int) -> None:
+        super().__init__()
+        self._streams, self._number = streams, number
+
+    def extend(self, data: Any) -> None:
+        most = (
+            2 * self._streams[self._number].target_recv_window
+        )  # what it was told may be somewhat more than once that
+        if len(self) + len(data) > most:
+            raise trio.TooSlowError(f"more than {most} bytes that are not read")
+        super().extend(data)
+
+
+class UnreadOfStreams(dict[int, bytearray]):
+    """By stream."""
+
+    def __init__(self, streams: FewStreams) -> None:
+        super().__init__()
+        self._streams = streams
+
+    def __setitem__(self, number: int, _empty: bytearray) -> None:
+        super().__setitem__(number, Unread(self._streams, number))
+
+
+class BoundedYamux(Yamux):  # type: ignore[misc, unused-ignore]
+    """7 of the module."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.streams = streams = FewStreams()
+        self.stream_buffers = UnreadOfStreams(streams)
+
+
+muxer_multistream.Yamux = BoundedYamux  # it makes one by this name, whatever a host is given
 
 
 def wire_of(conn: Any) -> Wire:

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from dilocox_peer.network.link import LinkdEnded
-from tests.shell.test_link import MB, Link, MakeLink, check_traffic, linked_pair, make_link, until
+from tests.shell.test_link import MB, PROTOCOL, Link, MakeLink, check_traffic, linked_pair, make_link, until
 
 __all__ = ["make_link"]  # the fixture
 
@@ -20,6 +20,8 @@ from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.security.tls.transport import PROTOCOL_ID, TLSTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID, Yamux
 from multiaddr import Multiaddr
+from dilocox_peer.network.frames import pack_header
+from dilocox_peer.network.link_frames import FrameKind
 
 HEAD = struct.Struct("!BBHII")
 DATA, SYN = 0, 1
@@ -38,6 +40,18 @@ async def endless_line(muxed):
     piece = bytes(1 << 16)
     await say(muxed, 1001, BEGIN + b"\\xff\\xff\\xff\\xff\\x0f", *[piece] * 1600)
 
+async def streams(muxed):
+    for number in range(20000):
+        await say(muxed, 1001 + 2 * number, BEGIN)
+
+async def unread(muxed):
+    piece, name = bytes(1 << 16), sys.argv[4].encode() + b"\\n"
+    hello = pack_header(FrameKind.HELLO, {"role": "control", "g": 1}, 0)
+    await say(muxed, 1001, BEGIN + bytes([len(name)]) + name + hello)
+    await trio.sleep(0.5)  # from here on the stream waits for its other half
+    for _ in range(1600):
+        await muxed._write_frame(HEAD.pack(0, DATA, 0, 1001, len(piece)) + piece)
+
 async def main(how, address):
     key_pair = create_new_key_pair()
     host = new_host(key_pair=key_pair, sec_opt={PROTOCOL_ID: TLSTransport(key_pair)}, muxer_opt={TProtocol(YAMUX_ID): Yamux})
@@ -51,18 +65,22 @@ async def main(how, address):
             except Exception:
                 pass  # it was ended
             await muxed.event_closed.wait()
+            print("ended")
 
 trio.run(main, sys.argv[1], sys.argv[2])
 """
 
 
-def attack(how: str, victim: Link, *others: Link, seconds: float = 5.0) -> int:
-    """Has a stranger do that to the victim's linkd; the most bytes of memory that it had beside what it had before."""
+def attack(how: str, victim: Link, *others: Link, seconds: float = 5.0) -> tuple[int, bool]:
+    """Has a stranger do that to the victim's linkd; the most bytes of memory that it had beside what it had before, and whether the
+    connection was ended."""
     linkd = psutil.Process(victim.linkd)
     before: int = linkd.memory_info().rss
     most = before
-    command = [sys.executable, "-W", "ignore", "-c", STRANGER, how, victim.addresses[0], str(seconds)]
-    stranger = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    command = [sys.executable, "-W", "ignore", "-c", STRANGER, how, victim.addresses[0], str(seconds), PROTOCOL]
+    cwd, pipe = Path(__file__).parents[2], subprocess.PIPE
+    stranger = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd)
+    said = ""
     try:
 
         def is_over() -> bool:
@@ -76,8 +94,8 @@ def attack(how: str, victim: Link, *others: Link, seconds: float = 5.0) -> int:
         assert stranger.returncode == 0, stranger.stderr.read()
     finally:
         stranger.kill()
-        stranger.communicate()
-    return most - before
+        said, _ = stranger.communicate()
+    return most - before, "ended" in said
 
 
 def test_a_name_of_a_protocol_that_is_no_text_does_not_end_linkd(make_link: MakeLink):
@@ -88,5 +106,23 @@ def test_a_name_of_a_protocol_that_is_no_text_does_not_end_linkd(make_link: Make
 
 def test_a_line_without_an_end_is_not_kept(make_link: MakeLink):
     one, two = linked_pair(make_link)
-    assert attack("endless_line", two, one) < 30 * MB
+    num_bytes, is_ended = attack("endless_line", two, one)
+    assert num_bytes < 30 * MB
+    assert not is_ended, "the stream alone"
+    check_traffic(one, two)
+
+
+def test_a_connection_has_few_streams(make_link: MakeLink):
+    one, two = linked_pair(make_link)
+    num_bytes, is_ended = attack("streams", two, one)
+    assert num_bytes < 10 * MB
+    assert is_ended
+    check_traffic(one, two)
+
+
+def test_no_more_is_kept_of_a_stream_than_its_window(make_link: MakeLink):
+    one, two = linked_pair(make_link)
+    num_bytes, is_ended = attack("unread", two, one)
+    assert num_bytes < 10 * MB
+    assert is_ended
     check_traffic(one, two)
