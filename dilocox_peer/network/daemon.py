@@ -23,6 +23,7 @@ from dilocox_peer.network.p2pd import (
     FairReader,
     HandlerTasks,
     PendingCalls,
+    address_text,
     diagnose,
     launch_command,
     one_line,
@@ -166,11 +167,11 @@ class Daemon:
 
     async def connections(self) -> list[tuple[PeerId, list[str]]]:
         """Peers with an open connection, and the addresses it leads to. Raises TransportDown."""
-        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo
+        from hivemind.p2p import PeerID
+        from hivemind.utils.multiaddr import Multiaddr
 
-        answer = await self._asked("LIST_PEERS")
-        infos = map(PeerInfo.from_protobuf, answer.peers)
-        return [(PeerId(str(info.peer_id)), [str(address) for address in info.addrs]) for info in infos]
+        peers = (await self._asked("LIST_PEERS")).peers
+        return [(PeerId(str(PeerID(each.id))), [address_text(raw, Multiaddr) for raw in each.addrs]) for each in peers]
 
     async def paths(self) -> tuple[list[PeerId], dict[PeerId, Via]]:
         """Peers that are reached in another way than at the last look, and how each connected peer is; see Transport.paths."""

@@ -5,11 +5,12 @@ daemon.py puts these together with hivemind's P2P.
 """
 
 import asyncio
+import ipaddress
 import os
 import socket
 import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,9 @@ DIAL_S = 3.0
 _KNOWN_PEERS = 1024  # per-peer bookkeeping is kept for so many
 GREETING: Final = b"\x13/multistream/1.0.0\n"
 _LOGIN: Final = "this network may want a login in a web page first: open any page in a browser"
+
+_HOST_BYTES: Final = {0x04: 4, 0x29: 16}  # of ip4 and ip6, by what a multiaddress begins with
+_CIRCUIT: Final = b"\xa2\x02"
 
 V = TypeVar("V")
 
@@ -134,6 +138,18 @@ async def _whose_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     if said:
         return f"answers, but not as a peer does (another program has the port; or {_LOGIN})"
     return f"takes the connection and says nothing (another program has the port; or {_LOGIN})"
+
+
+def address_text(raw: bytes, decode: Callable[[bytes], object]) -> str:
+    """Of a multiaddress, as decode, hivemind's, has it. That raises at protocols it does not know, and p2pd dials a stranger over
+    WebTransport if it says that it listens there: then the host, and whether the way leads through a relay."""
+    try:
+        return str(decode(raw))
+    except ValueError:
+        size = _HOST_BYTES.get(raw[0], 0) if raw else 0
+        known = len(raw) > size > 0
+        host = f"/ip{4 if size == 4 else 6}/{ipaddress.ip_address(raw[1 : 1 + size])}" if known else ""
+        return f"{host}/unknown" + ("/p2p-circuit" if raw.endswith(_CIRCUIT) else "")
 
 
 class PendingCalls(dict[Any, "asyncio.Future[Any]"]):

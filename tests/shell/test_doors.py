@@ -1,6 +1,8 @@
 """Real p2pd processes: who floods is turned away and hung up on, whom we belong with is heard all the while."""
 
 import asyncio
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ from dilocox_peer.network import doorkeeper, serving
 from dilocox_peer.network.bulk import Reply
 from dilocox_peer.network.doorkeeper import Budget, Budgeted, Budgets, Trespass
 from dilocox_peer.network.transport import Transport, TransportLimits
+from dilocox_peer.peer.identity import Identity
 from dilocox_peer.types import PeerId
 
-from .conftest import MakeTransport, until
+from .conftest import PATIENCE_S, MakeTransport, until
 
 LITTLE = Budgets(Budget(1e6, 1e6), Budget(0.001, 5.0), Budget(1e6, 1e6), Budget(1e6, 1e6))
 
@@ -118,3 +121,41 @@ async def test_strangers_that_ask_nothing_make_room_for_one_that_does(
         assert bytes(body) == b"state"
     finally:
         writer.transport.abort()
+
+
+async def ways_to(ours: Transport, peer: PeerId) -> list[str]:
+    """Those of our connections with it, once p2pd has heard who it is, for which a stream waits. Nothing yet: after a moment."""
+    try:
+        _, writer = await ours.open_stream(peer, "/ipfs/ping/1.0.0", 5.0)
+    except PeerUnavailable:
+        await asyncio.sleep(0.2)
+        return []
+    try:
+        return await ours.leads_to(peer)
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_stranger_that_p2pd_dials_over_webtransport_is_seen_as_others_are(
+    make_transport: MakeTransport, tmp_path: Path
+) -> None:
+    """p2pd learns that address when the stranger comes in, and dials it later; hivemind cannot read it."""
+    ours, _ = await make_transport()
+    binary = Path(str(importlib.util.find_spec("hivemind").origin)).parent / "hivemind_cli" / "p2pd"  # type: ignore[union-attr]
+    with Identity.open(tmp_path / "stranger" / "identity.key") as stranger:
+        process = await asyncio.create_subprocess_exec(
+            binary, "-b=1", "-dhtServer=1", "-idleTimeout=60s", "-tls=1", "-forceReachabilityPublic=1", f"-id={stranger.path}",
+            f"-listen=/unix{tmp_path}/p2pd.sock", f"-bootstrapPeers={ours.addresses[0]}",
+            "-hostAddrs=/ip4/127.0.0.1/udp/0/quic-v1/webtransport", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(PATIENCE_S):  # over TCP, by which p2pd hears where else it listens; then there
+                while "/ip4/127.0.0.1/unknown" not in (ways := await ways_to(ours, stranger.peer_id)):
+                    if ways:
+                        await asyncio.sleep(1.0)  # p2pd keeps what it has heard
+                        await ours.hang_up(stranger.peer_id)
+            assert (await ours.paths())[stranger.peer_id] == "direct"
+            await until(lambda: list(ours.doors.hosts_of(stranger.peer_id)) == ["127.0.0.1"])
+        finally:
+            process.kill()
+            await process.wait()
