@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from dilocox_peer.events import Failed, NeighbourLinked, NeighbourUnlinked
+from dilocox_peer.invitation import MAX_ADDRESS_CHARS
+from dilocox_peer.network.frames import pack_header
+from dilocox_peer.network.link_frames import FrameKind
 from dilocox_peer.peer.links.dialling import MAX_DIALLED, Dial, HangUp, LinkAddress
 from dilocox_peer.peer.links.greeting import Greeter
 from dilocox_peer.peer.links.sessions import (
@@ -248,6 +251,20 @@ def test_a_link_that_two_leases_name_is_dialled_at_the_addresses_of_both(side: S
     side.tick()
     (dial,) = side.take(Dial)
     assert set(dial.addresses) == {"of 0", "of 1"}
+
+
+def test_however_many_leases_name_a_link_its_addresses_go_into_one_order(side: Side):
+    """A lease may name any link, and what an order to linkd holds is bounded: one that is not packed ends the pipeline."""
+    long = "x" * (MAX_ADDRESS_CHARS - 10)
+    leases = [
+        LinkAddress(PeerId(f"{peer:03}"), LINK, tuple(f"{number} of {peer} {long}" for number in range(9)))
+        for peer in range(MAX_DIALLED)
+    ]
+    side.sessions.want(leases, side.now)
+    side.tick()
+    (dial,) = side.take(Dial)
+    assert pack_header(FrameKind.DIAL, {"n": dial.link, "a": dial.addresses}, 0)
+    assert {lease.addresses[0] for lease in leases} <= set(dial.addresses), "the one that is true is among them"
 
 
 def test_a_link_that_nobody_wants_any_more_is_not_dialled_once_it_has_ended(side: Side):

@@ -5,15 +5,17 @@ dialling. So whatever hangs up says here until when, and the wanted are dialled 
 unlinked until the other side dials.
 
 Leases are claims: a peer may name a link that is another's. A link that several leases name is dialled at the addresses of
-all of them, and whose it is its greeting proves.
+all of them, one of each in turn as far as an order to linkd holds them, and whose it is its greeting proves.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from dilocox_peer.types import LinkId, PeerId
 
 MAX_DIALLED = 48
+MAX_ADDRESSES = 64  # of a link, of 512 characters each: more do not go into one order (frames.MAX_HEADER_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,11 @@ class Dialling:
 
     def want(self, leases: Iterable[LinkAddress]) -> None:
         """From now on these, and no others; of too many those with the lowest ids."""
-        wanted: dict[LinkId, _Claimed] = {}
+        claims: dict[LinkId, list[LinkAddress]] = {}
         for lease in sorted(leases, key=lambda lease: lease.peer)[:MAX_DIALLED]:
-            known = wanted.get(lease.link, _Claimed(frozenset(), ()))
-            addresses = tuple(dict.fromkeys((*known.addresses, *lease.addresses)))
-            wanted[lease.link] = _Claimed(known.peers | {lease.peer}, addresses)
-        self._wanted = wanted
-        self._again_at = {link: at for link, at in self._again_at.items() if link in wanted}
+            claims.setdefault(lease.link, []).append(lease)
+        self._wanted = {link: _claimed(of_link) for link, of_link in claims.items()}
+        self._again_at = {link: at for link, at in self._again_at.items() if link in self._wanted}
         self.deadline = float("-inf")
 
     def claimed_by(self, link: LinkId) -> frozenset[PeerId]:
@@ -94,7 +94,7 @@ class Dialling:
         known = self._dialled.get(link)
         if known is None or set(addresses) <= set(known):
             return []
-        self._dialled[link] = tuple(dict.fromkeys((*addresses, *known)))
+        self._dialled[link] = tuple(dict.fromkeys((*addresses, *known)))[:MAX_ADDRESSES]
         return [Dial(link, self._dialled[link])]
 
     def due(self, now: float, up: Collection[LinkId]) -> list[Dial | HangUp]:
@@ -115,3 +115,9 @@ class Dialling:
                 self._dialled[link] = claimed.addresses
                 orders.append(Dial(link, claimed.addresses))
         return orders
+
+
+def _claimed(leases: Sequence[LinkAddress]) -> _Claimed:
+    turns = zip_longest(*(lease.addresses for lease in leases))
+    addresses = dict.fromkeys(text for turn in turns for text in turn if text is not None)
+    return _Claimed(frozenset(lease.peer for lease in leases), tuple(addresses)[:MAX_ADDRESSES])
