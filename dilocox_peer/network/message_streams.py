@@ -48,6 +48,7 @@ LARGE_AT_ONCE = 8  # batches beyond that in memory, of strangers and of members 
 LARGE_S = 2.0  # after which one that is not whole makes room for another; who sends waits for SEND_TIMEOUT_S, of which this is less than half
 MAX_AWAITED = 64  # batches on one line without an answer
 PIECE_BYTES = 64 * 1024
+REFUSED_S = 0.02  # after a batch that is refused the next is read: what fills a buffer of them has the loop for no longer than one of these takes
 
 OpenStream = Callable[[PeerId], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 AdmitMessages = Callable[[PeerId, int, int], str | None]
@@ -350,6 +351,8 @@ class MessageIntake:
                     if (answer := stream.owed.took(head, reasons)) is not None:
                         writer.write(answer)
                         await writer.drain()
+                if any(reasons):
+                    await asyncio.sleep(REFUSED_S)
         except (OSError, asyncio.IncompleteReadError, ProtocolError):  # TimeoutError is an OSError
             pass
         except asyncio.CancelledError:

@@ -27,6 +27,7 @@ from dilocox_peer.network.message_frames import (
     join_batch,
     num_in_batch,
     pack_answer,
+    pack_head,
     read_answer_head,
     read_head,
     split_answer,
@@ -161,10 +162,10 @@ class Ends:
         self.refused: dict[bytes, str] = {}
         self.turned_away = ""
         self.blamed: list[bool] = []
-        self.num_opened = 0
+        self.num_opened = self.num_asked = 0
         self.strangers = True
         self.intake = MessageIntake(
-            lambda _peer, _count, _bytes: self.turned_away or None,
+            self.admit,
             self.take,
             lambda _peer: self.strangers,
             lambda _peer, is_oversize: self.blamed.append(is_oversize),
@@ -178,6 +179,10 @@ class Ends:
 
     async def send(self, messages: Sequence[bytes]) -> list[str]:
         return (await self.lines.send(ME, messages, 10))[0]
+
+    def admit(self, _peer: PeerId, _count: int, _bytes: int) -> str | None:
+        self.num_asked += 1
+        return self.turned_away or None
 
     def take(self, _peer: PeerId, raw: bytes) -> str:
         self.got.append(raw)
@@ -370,6 +375,21 @@ async def test_after_a_refusal_messages_are_taken_again_on_the_same_stream(ends:
     ends.turned_away = ""
     assert await ends.send([b"three"]) == [""]
     assert (ends.got, ends.num_opened, ends.blamed) == ([b"one", b"three"], 1, [])
+
+
+async def test_who_is_refused_has_the_loop_for_one_batch_at_a_time(ends: Ends) -> None:
+    """Thousands of them, without a message in them, fit into what is read of a stream at once."""
+    _, writer = await ends.open(ME)
+    ends.turned_away = "too many"
+    writer.write(pack_head(BatchHead(BatchPacking.GOES_ON, 1, 0, 0, 0, False, NOTHING_TOLD)) * 5000)
+    began, taken = asyncio.get_running_loop().time(), ends.num_asked
+    turns = []  # batches that were looked at in each turn of the loop
+    while asyncio.get_running_loop().time() - began < 0.3:
+        await asyncio.sleep(0)
+        turns.append(ends.num_asked - taken)
+        taken = ends.num_asked
+    assert taken > 0
+    assert max(turns) == 1
 
 
 async def test_what_goes_on_with_a_batch_that_was_refused_is_refused_and_nobody_is_blamed(ends: Ends) -> None:
