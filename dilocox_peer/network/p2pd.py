@@ -9,6 +9,7 @@ import ipaddress
 import os
 import socket
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,12 +21,15 @@ from dilocox_peer.types import PeerId
 
 DIAGNOSIS_TIMEOUT_S = 2.0
 DIAL_S = 3.0
+MAX_LOOKED_UP = 2  # names at once
 _KNOWN_PEERS = 1024  # per-peer bookkeeping is kept for so many
 GREETING: Final = b"\x13/multistream/1.0.0\n"
 _LOGIN: Final = "this network may want a login in a web page first: open any page in a browser"
 
 _HOST_BYTES: Final = {0x04: 4, 0x29: 16}  # of ip4 and ip6, by what a multiaddress begins with
 _CIRCUIT: Final = b"\xa2\x02"
+
+_look_ups = threading.Semaphore(MAX_LOOKED_UP)
 
 V = TypeVar("V")
 
@@ -84,10 +88,13 @@ def check_listenable(address: Address, *, flag: str = "--host-maddrs") -> None:
 
 
 async def greets(address: Address) -> bool:
-    """Whether something of libp2p answers at a new TCP connection."""
+    """Whether something of libp2p answers at a new TCP connection. Of a name, while others are being looked up: taken for granted."""
     try:
         async with asyncio.timeout(DIAL_S):
-            reader, writer = await asyncio.open_connection(address.host, address.port)
+            host = address.host
+            if address.host_kind.startswith("dns") and (host := await _looked_up(address)) == "":
+                return True
+            reader, writer = await asyncio.open_connection(host, address.port)
             try:
                 writer.write(GREETING)
                 return await reader.readexactly(len(GREETING)) == GREETING
@@ -95,6 +102,24 @@ async def greets(address: Address) -> bool:
                 writer.transport.abort()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return False
+
+
+async def _looked_up(address: Address) -> str:
+    """An address of the name's; "": too many are being looked up. Raises OSError. Leases name what they like, and a name whose server does not
+    answer keeps a thread of those that all share for half a minute, also when nobody waits for it any more."""
+    if not _look_ups.acquire(blocking=False):
+        return ""
+    found = asyncio.get_running_loop().run_in_executor(None, _look_up, address)
+    found.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved: nobody may be left to do it
+    return await asyncio.shield(found)
+
+
+def _look_up(address: Address) -> str:
+    family = socket.AF_INET6 if address.host_kind == "dns6" else socket.AF_INET
+    try:
+        return str(socket.getaddrinfo(address.host, address.port, family, socket.SOCK_STREAM)[0][4][0])
+    finally:
+        _look_ups.release()
 
 
 async def diagnose(addresses: Sequence[Address]) -> str:

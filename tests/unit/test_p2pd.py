@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import socket
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 
 from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.network import p2pd
-from dilocox_peer.network.p2pd import GREETING, FairReader
+from dilocox_peer.network.p2pd import GREETING, MAX_LOOKED_UP, FairReader, greets
+from dilocox_peer.signing import SigningKey
 
 
 async def test_a_flood_in_the_buffer_does_not_keep_the_loop_from_going_on() -> None:
@@ -65,3 +68,21 @@ async def test_what_answers_in_a_peers_place_is_told(answer: bytes, said: str, m
         line = await p2pd.diagnose([address])
     assert said in line
     assert "\n" not in line
+
+
+async def test_names_that_nobody_resolves_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease may name eight hosts whose server does not answer: each look-up keeps a thread, for much longer than it is waited for."""
+    may_end = threading.Event()
+    monkeypatch.setattr("dilocox_peer.network.p2pd.DIAL_S", 0.1)
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda *_args, **_options: may_end.wait(20.0) and [(0, 0, 0, "", ("127.0.0.1", 9))]
+    )
+    peer = SigningKey(bytes(32)).peer_id
+    addresses = [parse_multiaddr(f"/dns4/h{number}.example/tcp/4001/p2p/{peer}", "lease") for number in range(40)]
+    try:
+        found = await asyncio.gather(*map(greets, addresses))
+        assert found.count(False) == MAX_LOOKED_UP
+        async with asyncio.timeout(10.0):
+            assert await asyncio.to_thread(lambda: "done") == "done"
+    finally:
+        may_end.set()
