@@ -35,6 +35,9 @@ class Tunnels:
         self._doors: dict[PeerId, asyncio.Server] = {}
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._taken: Counter[PeerId] = Counter()
+        self._held: dict[
+            asyncio.Task[None], str
+        ] = {}  # of these streams, the oldest first: by which range of addresses, or peer
         self._relayed: dict[PeerId, set[asyncio.StreamWriter]] = {}  # linkd's ends of what a relay passes on
 
     async def serve(self, where: Callable[[], tuple[str, int]]) -> None:
@@ -42,23 +45,40 @@ class Tunnels:
         PeerUnavailable, TimeoutError."""
 
         async def take(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if self._taken.total() >= MAX_STREAMS or self._taken[peer] >= MAX_STREAMS_PER_PEER:
+            holder, task = self._transport.doors.place_of(peer) or str(peer), asyncio.current_task()
+            if task is None or self._taken[peer] >= MAX_STREAMS_PER_PEER or not self._has_room(holder):
                 writer.transport.abort()
                 return
             self._taken[peer] += 1
+            self._held[task] = holder
             try:
                 async with asyncio.timeout(CONNECT_S):
                     inside = await asyncio.open_connection(*where())
                 await _join((reader, writer), inside)
-            except OSError:  # TimeoutError is one
+            except (OSError, asyncio.CancelledError):  # TimeoutError is an OSError; the task does nothing else
                 writer.transport.abort()
             finally:
+                self._held.pop(task, None)
                 self._taken[peer] -= 1
                 if not self._taken[peer]:
                     del self._taken[peer]
 
         self._transport.doors.keeper.keep(lambda peer: peer in self._taken or peer in self._doors)
         await self._transport.take_streams(KIND, take, right=Right.JOIN)
+
+    def _has_room(self, holder: str) -> bool:
+        """Whether one more stream of the holder is taken; for its sake the oldest of who has more than it would have may have to go: names cost
+        nothing, and a stranger with many could keep all neighbours out."""
+        if len(self._held) < MAX_STREAMS:
+            return True
+        held = Counter(self._held.values())
+        ((most, count),) = held.most_common(1)
+        if count <= held[holder] + 1:
+            return False
+        oldest = next(task for task, each in self._held.items() if each == most)
+        del self._held[oldest]
+        oldest.cancel()
+        return True
 
     async def towards(self, peer: PeerId, addresses: Sequence[str]) -> str | None:
         """A multiaddress of this machine that leads to the neighbour's linkd; None if there are too many. addresses: of its lease.

@@ -1,12 +1,18 @@
 """linkd's bytes through a stream of a real p2pd."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
 
+from dilocox_peer.network.daemon import OnStream
 from dilocox_peer.network.relaying import Relay
 from dilocox_peer.network.reservations import reserve
-from dilocox_peer.network.tunnels import MAX_STREAMS_PER_PEER, Tunnels, own_door
+from dilocox_peer.network.transport import Transport
+from dilocox_peer.network.tunnels import MAX_STREAMS, MAX_STREAMS_PER_PEER, Tunnels, own_door
+from dilocox_peer.types import PeerId
 from tests.shell.commands import free_port
 from tests.shell.conftest import MakeTransport
 
@@ -55,6 +61,45 @@ async def test_what_goes_in_at_a_door_comes_out_at_the_neighbours_linkd(make_tra
         writer.close()
         ours.close()
         theirs.close()
+
+
+class StreamsOfMany:
+    """In a transport's place: peers that nobody has to start."""
+
+    def __init__(self) -> None:
+        self.doors = SimpleNamespace(keeper=SimpleNamespace(keep=lambda _is_one: None), place_of=lambda _peer: "")
+        self._take: OnStream
+        self._writers: list[asyncio.StreamWriter] = []  # one that is forgotten closes its stream
+
+    async def take_streams(self, _kind: str, take: OnStream, *, right: object) -> None:
+        self._take = take
+
+    async def opened_by(self, peer: str) -> asyncio.StreamReader:
+        near, far = socket.socketpair()
+        task = asyncio.ensure_future(self._take(PeerId(peer), *await asyncio.open_connection(sock=far)))
+        reader, writer = await asyncio.open_connection(sock=near)
+        task.add_done_callback(lambda _task: writer.close())
+        self._writers.append(writer)
+        return reader
+
+
+async def test_strangers_with_many_streams_keep_no_neighbour_out() -> None:
+    streams = StreamsOfMany()
+    ours = Tunnels(cast("Transport", streams))
+    taken: list[asyncio.StreamWriter] = []
+    async with echo(taken) as where, asyncio.timeout(60):
+        await ours.serve(lambda: where)
+        names = [f"stranger {number % (MAX_STREAMS // MAX_STREAMS_PER_PEER)}" for number in range(MAX_STREAMS)]
+        strangers = [await streams.opened_by(name) for name in names]
+        while len(taken) < MAX_STREAMS:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await streams.opened_by("neighbour")
+        assert await strangers[0].read() == b"", "the first of who has most"
+        while len(taken) < MAX_STREAMS + 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await (await streams.opened_by(names[0])).read() == b"", "it has no more than the others"
+        for writer in taken:
+            writer.close()
 
 
 async def test_a_neighbour_opens_a_few_at_most_and_none_to_who_is_gone(make_transport: MakeTransport) -> None:
