@@ -294,6 +294,15 @@ def test_so_many_are_dialled_and_no_more(side: Side):
     assert len(side.take(Dial)) == MAX_DIALLED
 
 
+def test_of_too_many_nobody_else_can_tell_who_is_dialled():
+    """Names are made until they are low: whoever dials the lowest would dial nobody else."""
+    sessions = LinkSessions(0, Greeter(SigningKey(bytes(32)), RUN, lambda: OURS, 0, 1).checked, lambda peer: peer[::-1])
+    peers = [PeerId(f"{number:02}") for number in range(MAX_DIALLED + 9)]
+    sessions.want([LinkAddress(peer, LinkId(peer), ("here",)) for peer in peers], 0.0)
+    sessions.tick(0.0)
+    assert list(sessions.dialled) == [LinkId(peer) for peer in sorted(peers, key=lambda peer: peer[::-1])[:MAX_DIALLED]]
+
+
 def test_with_linkd_all_sessions_end_and_it_is_started_after_growing_pauses_until_it_is_given_up(side: Side):
     side.opened()
     side.greeted()

@@ -5,6 +5,7 @@ the bench (bench.py) that this thread shares with the torch thread and the sessi
 bytes on the wire are linkd's.
 """
 
+import hashlib
 import logging
 import math
 import random
@@ -136,7 +137,10 @@ class Conveyor:
         self._greeter = Greeter(key, run_id, lambda: self._link.link_id, stage, incarnation, admission)
         self._lock = threading.Lock()
         # Moved under the lock, by this thread but for `want`.
-        self._sessions = LinkSessions(stage, self._greeter.checked)
+        secret = secrets.token_bytes(16)
+        self._sessions = LinkSessions(
+            stage, self._greeter.checked, lambda peer: hashlib.blake2b(peer.encode(), key=secret).hexdigest()
+        )
         self._stopped = threading.Event()
         self._started = threading.Event()
         self._start_error: str | None = None

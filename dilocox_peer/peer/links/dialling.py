@@ -8,7 +8,7 @@ Leases are claims: a peer may name a link that is another's. A link that several
 all of them, one of each in turn as far as an order to linkd holds them, and whose it is its greeting proves.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -53,7 +53,9 @@ class _Claimed:
 class Dialling:
     """`want` says whom, `due` what to order of linkd for it. Every HangUp that comes from elsewhere is told by `left`."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: Callable[[PeerId], str] = str) -> None:
+        """rank: by which those are chosen that are dialled, where there are too many."""
+        self._rank = rank
         self._wanted: dict[LinkId, _Claimed] = {}
         self._dialled: dict[LinkId, tuple[str, ...]] = {}  # as linkd was told
         self._again_at: dict[LinkId, float] = {}  # of the wanted that are not to be dialled before
@@ -65,9 +67,9 @@ class Dialling:
         return dict(self._dialled)
 
     def want(self, leases: Iterable[LinkAddress]) -> None:
-        """From now on these, and no others; of too many those with the lowest ids."""
+        """From now on these, and no others; of too many those of the lowest rank."""
         claims: dict[LinkId, list[LinkAddress]] = {}
-        for lease in sorted(leases, key=lambda lease: lease.peer)[:MAX_DIALLED]:
+        for lease in sorted(leases, key=lambda lease: self._rank(lease.peer))[:MAX_DIALLED]:
             claims.setdefault(lease.link, []).append(lease)
         self._wanted = {link: _claimed(of_link) for link, of_link in claims.items()}
         self._again_at = {link: at for link, at in self._again_at.items() if link in self._wanted}

@@ -149,14 +149,17 @@ class _Session:
 class LinkSessions:
     """Every input but `want` gives back what to do; `tick` comes after all that has happened at one time has been put in."""
 
-    def __init__(self, stage: int, check: Callable[[LinkId, bytes], Hello]) -> None:
-        """stage: ours. check: who greets over a link with these bytes; raises ProtocolError."""
+    def __init__(
+        self, stage: int, check: Callable[[LinkId, bytes], Hello], rank: Callable[[PeerId], str] = str
+    ) -> None:
+        """stage: ours. check: who greets over a link with these bytes; raises ProtocolError. rank: as Dialling; one that nobody else
+        knows, as a name costs nothing, and the lowest of a known order are had for the asking."""
         self._stage = stage
         self._check = check
         self._sessions: dict[LinkId, _Session] = {}
         self._settled: dict[PeerId, _Session] = {}
         self._to_greet: dict[LinkId, None] = {}
-        self._dialling = Dialling()
+        self._dialling = Dialling(rank)
         self._shunned = Shunned()
         self._restarts: deque[float] = deque()
         self._silent_at = float("inf")  # when a link may have been silent for too long
