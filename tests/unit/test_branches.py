@@ -3,15 +3,27 @@
 import random
 from functools import partial
 
+import pytest
+
 from dilocox_peer.contract import Tick
 from dilocox_peer.peer.rounds.chain import Chain
-from dilocox_peer.peer.rounds.contract import Action, FetchState, Input, Persist, Received, Send, StateInstalled
+from dilocox_peer.peer.rounds.contract import (
+    Action,
+    FetchState,
+    Input,
+    OwnerVouched,
+    Persist,
+    Received,
+    Send,
+    StateInstalled,
+    StateMissing,
+)
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.rounds import ChainPage, Heartbeat, ViewPropose, ViewSign
-from tests.unit.test_forks import GENESIS, OWNER, A, B, Branch, C, D, E, sign, verify
+from dilocox_peer.wire.rounds import ChainPage, GetChain, Heartbeat, ViewPropose, ViewSign
+from tests.unit.test_forks import GENESIS, OWNER, A, B, Branch, C, D, E, checkpoint_of, sign, verify
 
 
 class Peer:
@@ -109,3 +121,38 @@ def test_who_comes_back_to_a_head_signs_no_other_view_change_with_a_number_that_
     peer.shown(ours, B)
     assert peer.machine.head == ours.place.head
     assert not signed(A, B)
+
+
+class Poor(Peer):
+    """Gets no state that it wants."""
+
+    def give(self, happened: Input) -> None:
+        self.now += 0.1
+        actions = self.machine.handle(happened, self.now)
+        self.done += actions
+        for action in actions:
+            if isinstance(action, FetchState):
+                self.give(StateMissing(action.head))
+
+
+@pytest.mark.parametrize("has_the_chain", [False, True])
+def test_who_says_that_it_holds_the_runs_state_and_gives_nothing_is_not_waited_for(has_the_chain: bool) -> None:
+    """A newcomer to a stage that all have left goes to a keeper then; one stranger's heartbeats kept it from that."""
+    run = Branch().start(A, B, C)
+    for order in range(2, 14):
+        run.round(A, B, order=order)
+    stranger, newcomer = PeerId("stranger"), Poor(E, Branch())
+    word, place = checkpoint_of(run, 12), run.place
+    newcomer.give(OwnerVouched(word))
+    assert newcomer.machine.waits_for(newcomer.now) == "state"
+    waits = []
+    for _ in range(40):
+        head, height, number = (place.head, 13, 12) if has_the_chain else (word.head, 12, 11)
+        newcomer.give(Received(stranger, Heartbeat(0, head, 1, 1, height, number, 0, number + 1, 0, True, b"")))
+        asked = any(isinstance(each, Send) and isinstance(each.message, GetChain) for each in newcomer.done)
+        if has_the_chain and asked:
+            newcomer.done.clear()
+            newcomer.give(Received(stranger, ChainPage(0, place.head, 1, tuple(run.certificates), False)))
+        newcomer.now += 0.9
+        waits.append(newcomer.machine.waits_for(newcomer.now))
+    assert waits[-20:] == ["state"] * 20

@@ -18,11 +18,12 @@ from dilocox_peer.types import Digest, PeerId
 
 @dataclass(frozen=True, slots=True)
 class _Fetching:
-    """A FetchState that is out. suffix: what is adopted with it; None: the state of a head of our own chain."""
+    """A FetchState that is out. suffix: what is adopted with it; None: the state of a head of our own chain. donors: of whom it is asked."""
 
     head: Digest
     suffix: Suffix | None
     since: float
+    donors: tuple[PeerId, ...]
 
 
 class Anchorage:
@@ -59,6 +60,7 @@ class Anchorage:
         self._no_donor_since: float | None = None
         self.retry_at = now
         self.took_s = 0.0  # to get the newest that was installed
+        self.hollow: set[PeerId] = set()  # who said that they hold a state and have not given it, since one came
 
     # ---- what is held ----
 
@@ -165,6 +167,7 @@ class Anchorage:
         """Nobody gave it: again later, perhaps elsewhere."""
         if self._fetching is None or self._fetching.head != head:
             return
+        self.hollow.update(self._fetching.donors)
         self._fetching = None
         self._failures += 1
         self.retry_at = now + self._timing.state_retry_s * min(self._failures, 4) * (0.5 + self._rng.random())
@@ -175,6 +178,7 @@ class Anchorage:
         suffix = fetching.suffix if fetching is not None and fetching.head == head else None
         self.took_s = now - fetching.since if fetching is not None else 0.0
         self.retry_at = now
+        self.hollow.clear()
         self._digest = digest
         self.height = suffix.certificates[-1].value.height if suffix is not None else self._chain.height_of(head)
         self._is_computed = suffix is not None or self.height == self._chain.height
@@ -183,7 +187,7 @@ class Anchorage:
     def _ask(
         self, head: Digest, suffix: Suffix | None, donors: tuple[PeerId, ...], digest: bytes, now: float
     ) -> list[FetchState]:
-        self._fetching = _Fetching(head, suffix, now)
+        self._fetching = _Fetching(head, suffix, now, donors)
         certificates = () if suffix is None else suffix.certificates
         entries = (entry for each in certificates for entry in each.value.entries)
         is_in = any((entry.peer, entry.incarnation) == self._owner for entry in entries)

@@ -100,7 +100,7 @@ class Healing:
         self._asked: PeerId | None = None
         self._asked_until = 0.0
         self._asked_at: dict[PeerId, float] = {}
-        self._in_vain: OrderedDict[PeerId, None] = OrderedDict()  # of whom nothing came
+        self.in_vain: OrderedDict[PeerId, None] = OrderedDict()  # of whom nothing came
         self._waiting: dict[PeerId, _Claim] = {}  # of whom something better may be had, in the order of their turns
 
     # ---- asking and answering ----
@@ -116,7 +116,7 @@ class Healing:
             return []
         if self._asked is not None and now >= self._asked_until:
             self._was_in_vain(self._asked)
-        if peer in self._waiting or len(self._waiting) < (CROWDED if peer in self._in_vain else MAX_WAITING):
+        if peer in self._waiting or len(self._waiting) < (CROWDED if peer in self.in_vain else MAX_WAITING):
             self._waiting[peer] = _Claim(head, now)
         if self._asked is not None and now < self._asked_until:
             return []
@@ -135,9 +135,9 @@ class Healing:
 
     def _was_in_vain(self, peer: PeerId) -> None:
         """It has said that it has something, and does not show it: keys cost nothing, and others' turns come after so many of them."""
-        self._in_vain[peer] = None
-        if len(self._in_vain) > MAX_JUDGED:
-            self._in_vain.popitem(last=False)
+        self.in_vain[peer] = None
+        if len(self.in_vain) > MAX_JUDGED:
+            self.in_vain.popitem(last=False)
 
     def _may_beat(self, head: Digest, now: float) -> bool:
         return not self._knows(head, now) and head not in self._judged
@@ -193,7 +193,7 @@ class Healing:
         asked = self._asked == sender
         if asked:
             self._asked = None
-            self._in_vain.pop(sender, None)
+            self.in_vain.pop(sender, None)
         if not certificates:
             if asked:
                 self._end_of_founding()
