@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from dilocox_peer.peer.desk import Desk
     from dilocox_peer.peer.lookout import Lookout
     from dilocox_peer.peer.registrar import Registrar
+    from dilocox_peer.peer.reunion import Reunion
 
 DEFAULT_PORT = 4711
 BEAT_S = 30.0  # the manifest record expires after four
@@ -250,6 +251,7 @@ async def open_run(
     from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer import dialback
     from dilocox_peer.peer.desk import Desk, OwnerRecords
+    from dilocox_peer.peer.reunion import Reunion, remembered
 
     listen, announce = _addresses(flags, index)
     gate, desk = Gate.of(manifest), None
@@ -268,7 +270,11 @@ async def open_run(
     )
     stack.push_async_callback(transport.close)
     transport.doors.set_listener(listener)
-    directory = await Directory.create(transport, manifest.run_id, identity.key)
+    folder = flags.peer_home.run_folder(manifest.run_id)
+    met = () if flags.initial_peers else remembered(folder)
+    directory = await Directory.create(
+        transport, manifest.run_id, identity.key, initial_peers=met or None, is_alone=bool(met)
+    )
     stack.push_async_callback(directory.close)
     if desk is not None:
         directory.set_gate(desk.gate)
@@ -289,7 +295,10 @@ async def open_run(
             archivist.on_tail_lost = registrar.tail_lost
         registering = asyncio.create_task(registrar.run(), name="notaries")
         stack.push_async_callback(_end, registering)
-    lookout = await _lookout(stack, manifest, transport, archivist, listener)
+    look_now = archivist.look_soon if archivist is not None else lambda: None
+    reunion = Reunion(directory, manifest.stages.count, folder, look_now)
+    stack.push_async_callback(_end, asyncio.create_task(reunion.run(), name="who was met before"))
+    lookout = await _lookout(stack, manifest, transport, archivist, reunion, listener)
     served = _Served(
         manifest, transport, directory, desk, beaten_at=time.monotonic(), archivist=archivist, lookout=lookout
     )
@@ -403,9 +412,11 @@ async def _lookout(
     manifest: Manifest,
     transport: "Transport",
     archivist: "Archivist | None",
+    reunion: "Reunion",
     listener: Listener,
 ) -> "Lookout | None":
-    """Says that this bootstrap is there, and, where it keeps the run, tells what is wrong with that."""
+    """Says that this bootstrap is there, and, where it keeps the run, tells what is wrong with that; who has just started again, and looks for
+    those that it had met, does not tell that a stage is empty."""
     from dilocox_peer.peer.lookout import answer_who_asks, entry_health, lookout_of_keeper
 
     if archivist is None:
@@ -413,7 +424,11 @@ async def _lookout(
         return None
     lookout = lookout_of_keeper(
         transport, manifest, kept_round=lambda: archivist.round, look_again=archivist.look_soon, listener=listener,
-        leases=lambda: {kept.stage: kept.leases for kept in archivist.stages if kept.was_read},
+        leases=lambda: {
+            kept.stage: kept.leases
+            for kept in archivist.stages
+            if kept.was_read and (kept.leases or not reunion.is_looking)
+        },
     )  # fmt: skip
     await lookout.serve()
     stack.push_async_callback(_end, asyncio.create_task(lookout.run(), name="health of the run"))

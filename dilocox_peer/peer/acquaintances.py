@@ -4,14 +4,17 @@ One address a line, newest meeting first, bounded. What is read back is checked 
 empty one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
+from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import parse_multiaddr
 
 MAX_KEPT = 16
+KEPT_ADDRESSES = 2  # of each peer
 MAX_FILE_BYTES = 16 * 1024
 
 
@@ -35,3 +38,12 @@ def write_acquaintances(path: Path, addresses: Iterable[str]) -> None:
     """Replaces the file, whole or not at all. addresses: newest first. Raises OSError."""
     kept = list(dict.fromkeys(addresses))[:MAX_KEPT]
     replace_file(path, ["".join(f"{address}\n" for address in kept).encode()], mode=0o600, durable=False)
+
+
+def to_remember(leases: Mapping[int, Sequence[Lease]], own: int) -> list[Lease]:
+    """One of each stage in turn, ours first, in a stage the newest first: some of every stage are among the first few. Pure."""
+    queues = [
+        sorted(leases[stage], key=lambda lease: -lease.incarnation)
+        for stage in sorted(leases, key=lambda stage: (stage != own, stage))
+    ]
+    return [lease for turn in zip_longest(*queues) for lease in turn if lease is not None]

@@ -9,14 +9,19 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from pathlib import Path
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Failed, Listener, SeenPeer, SwarmSeen
-from dilocox_peer.peer.acquaintances import MAX_KEPT, read_acquaintances, write_acquaintances
+from dilocox_peer.peer.acquaintances import (
+    KEPT_ADDRESSES,
+    MAX_KEPT,
+    read_acquaintances,
+    to_remember,
+    write_acquaintances,
+)
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.presence import Presence
@@ -29,7 +34,6 @@ from dilocox_peer.wire.checkpoints import Checkpoint
 FIRST_LOOKS, FIRST_LOOK_S, LOOK_S = 20, 1.0, 60.0  # the directory is read often until the swarm is known
 FAR_EVERY = 10  # of the first looks, one reads the stages that are no neighbours of ours too: for the screen
 REWRITE_S = 95.0  # left of the owner's word, out of 120
-KEPT_ADDRESSES = 2  # of each peer, for the next start
 
 
 class Discovery:
@@ -162,15 +166,6 @@ def usual_pause_s(num_peers: int, rng: random.Random) -> float:
     """Between two looks of one of so many peers of a stage. With the root of their number: the more there are the less the directory
     is asked by each, and one of them looks while the owner's word can still be written again before it is forgotten (REWRITE_S)."""
     return LOOK_S * math.sqrt(stretch(num_peers)) * rng.uniform(1.0, 2.0)
-
-
-def to_remember(leases: Mapping[int, Sequence[Lease]], own: int) -> list[Lease]:
-    """One of each stage in turn, ours first, in a stage the newest first: some of every stage are among the first few. Pure."""
-    queues = [
-        sorted(leases[stage], key=lambda lease: -lease.incarnation)
-        for stage in sorted(leases, key=lambda stage: (stage != own, stage))
-    ]
-    return [lease for turn in zip_longest(*queues) for lease in turn if lease is not None]
 
 
 def _swarm_seen(

@@ -141,6 +141,31 @@ def test_a_bootstrap_that_is_killed_is_not_missed():
     asyncio.run(scenario())
 
 
+def test_a_bootstrap_that_starts_again_finds_the_peers_that_it_had_met():
+    async def scenario() -> None:
+        rounds = {"total": 10_000, "inner_steps": 8, "start_peers": 2}
+        async with Watched(preset("tiny", rounds=rounds)) as swarm:
+            bootstrap = await swarm.start_bootstrap()
+            peers = [await swarm.start_peer(f"peer{index}") for index in range(2)]
+            await swarm.until(lambda: bool(list(swarm.folder.glob("peers/bootstrap/runs/*/peers"))), peers, LONG_S)
+            await swarm.until(lambda: swarm.round_of("peer0") >= 2, peers, LONG_S)
+            bootstrap.process.send_signal(signal.SIGKILL)
+            await bootstrap.process.wait()
+            before = len(swarm.events["bootstrap"])
+            bootstrap = await swarm.start_bootstrap()
+            newcomer = await swarm.start_peer("newcomer")
+            name = swarm.of("newcomer", "PeerStarted")[0]["peer"]
+
+            def counts() -> bool:
+                return any(name in record["contributors"] for record in swarm.of("peer0", "RoundCertified"))
+
+            await swarm.until(counts, [*peers, newcomer, bootstrap], LONG_S)
+            told = [record for record in swarm.events["bootstrap"][before:] if record["event"] == "TroubleBegan"]
+            assert not [each for each in told if each["trouble"]["kind"] == "empty"], "its stages are not empty"
+
+    asyncio.run(scenario())
+
+
 def test_a_peer_whose_network_daemon_is_killed_starts_it_again_and_goes_on():
     async def scenario() -> None:
         rounds = {"total": 10_000, "inner_steps": 8, "start_peers": 2}
