@@ -12,7 +12,8 @@ What py-libp2p 0.8.1 demands, and what happens otherwise:
     max_connections: after so many, in all its life, a linkd would hear no newcomer any more.
  6. What others say before a protocol is chosen is read by us: it takes lines of any length, and one that is not UTF-8
     raises what nothing of it catches, as 2 says.
- 7. Yamux takes any number of streams, each with a task, and any number of bytes on a stream that is not read.
+ 7. Nothing is asked or heard of libp2p's identify and ping: what peers say there of themselves is kept for ever.
+ 8. Yamux takes any number of streams, each with a task, and any number of bytes on a stream that is not read.
 """
 
 import ipaddress
@@ -221,7 +222,7 @@ class UnreadOfStreams(dict[int, bytearray]):
 
 
 class BoundedYamux(Yamux):  # type: ignore[misc, unused-ignore]
-    """7 of the module."""
+    """8 of the module."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -265,6 +266,10 @@ class Host:
         self._swarm = self._host.get_network()
         self._swarm.set_resource_manager(None)
         self._swarm._do_handle_inbound_connection = self._hold_inbound  # 5 of the module
+        for protocol in self._host.get_mux().get_protocols():  # 7 of the module
+            if protocol is not None:
+                self._host.remove_stream_handler(protocol)
+        self._host._schedule_identify = lambda *_args, **_options: None
         self._hear = self._swarm.common_stream_handler
         self._swarm.set_stream_handler(self._hear_stream)
         self.link_id = str(self._host.get_id())

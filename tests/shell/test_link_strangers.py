@@ -52,6 +52,17 @@ async def unread(muxed):
     for _ in range(1600):
         await muxed._write_frame(HEAD.pack(0, DATA, 0, 1001, len(piece)) + piece)
 
+async def identify(muxed):
+    stream = await muxed.open_stream()
+    await stream.write(BEGIN)
+    heard = b""
+    for name in (b"/ipfs/id/1.0.0", b"/ipfs/id/push/1.0.0", b"/ipfs/ping/1.0.0"):
+        await stream.write(bytes([len(name) + 1]) + name + b"\\n")
+        while heard.count(b"na") + heard.count(b"ipfs") == 0:
+            heard += await stream.read(1024)
+        print(heard, flush=True)
+        heard = b""
+
 async def main(how, address):
     key_pair = create_new_key_pair()
     host = new_host(key_pair=key_pair, sec_opt={PROTOCOL_ID: TLSTransport(key_pair)}, muxer_opt={TProtocol(YAMUX_ID): Yamux})
@@ -71,16 +82,18 @@ trio.run(main, sys.argv[1], sys.argv[2])
 """
 
 
-def attack(how: str, victim: Link, *others: Link, seconds: float = 5.0) -> tuple[int, bool]:
+def attack(
+    how: str, victim: Link, *others: Link, seconds: float = 5.0, said: list[str] | None = None
+) -> tuple[int, bool]:
     """Has a stranger do that to the victim's linkd; the most bytes of memory that it had beside what it had before, and whether the
-    connection was ended."""
+    connection was ended. said: gets what it printed."""
     linkd = psutil.Process(victim.linkd)
     before: int = linkd.memory_info().rss
     most = before
     command = [sys.executable, "-W", "ignore", "-c", STRANGER, how, victim.addresses[0], str(seconds), PROTOCOL]
     cwd, pipe = Path(__file__).parents[2], subprocess.PIPE
     stranger = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd)
-    said = ""
+    printed = ""
     try:
 
         def is_over() -> bool:
@@ -94,8 +107,10 @@ def attack(how: str, victim: Link, *others: Link, seconds: float = 5.0) -> tuple
         assert stranger.returncode == 0, stranger.stderr.read()
     finally:
         stranger.kill()
-        said, _ = stranger.communicate()
-    return most - before, "ended" in said
+        printed, _ = stranger.communicate()
+    if said is not None:
+        said.append(printed)
+    return most - before, "ended" in printed
 
 
 def test_a_name_of_a_protocol_that_is_no_text_does_not_end_linkd(make_link: MakeLink):
@@ -125,4 +140,14 @@ def test_no_more_is_kept_of_a_stream_than_its_window(make_link: MakeLink):
     num_bytes, is_ended = attack("unread", two, one)
     assert num_bytes < 10 * MB
     assert is_ended
+    check_traffic(one, two)
+
+
+def test_what_strangers_say_of_themselves_is_not_heard(make_link: MakeLink):
+    """libp2p's host keeps what each tells in its identify protocol, for as long as it runs."""
+    one, two = linked_pair(make_link)
+    said: list[str] = []
+    attack("identify", two, one, seconds=5.0, said=said)
+    assert said[0].count("na") == 3, said
+    assert "ipfs" not in said[0]
     check_traffic(one, two)
