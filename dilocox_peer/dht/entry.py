@@ -8,7 +8,7 @@ a found one is written anew from the records in it that the validator accepts. P
 values for the cache, which could hide what is stored, are refused;
 E3 a node id is the hash of the public key in its peer's PeerID, in requests, in answers, and among the nodes that an answer
 names; another is left out. So a peer is one node, and what it takes to be many nodes is as many connections;
-E4 a peer's requests are limited in rate and number, and long ones are checked in slices: the loop goes on between them;
+E4 a peer's requests are limited in rate, number, and bytes of their answers, and long ones are checked in slices: the loop goes on between them;
 E5 what is kept is bounded: records under a key, bytes of all, nodes in the routing table (bounds.py).
 Nothing here imports hivemind; its messages are known by their fields.
 """
@@ -77,6 +77,7 @@ class Door(Protocol):
     """What it needs of network/doors.py."""
 
     def request(self, peer: PeerId, num_bytes: int) -> str | None: ...
+    def answered(self, peer: PeerId, num_bytes: int) -> None: ...
     def oversize(self, peer: PeerId) -> None: ...
     def malformed(self, peer: PeerId) -> None: ...
     def place_of(self, peer: PeerId) -> str: ...
@@ -87,6 +88,9 @@ class OpenDoor:
 
     def request(self, _peer: PeerId, _num_bytes: int) -> str | None:
         return None
+
+    def answered(self, _peer: PeerId, _num_bytes: int) -> None:
+        pass
 
     def oversize(self, _peer: PeerId) -> None:
         pass
@@ -208,6 +212,7 @@ class GuardedP2P:
                 _keep_own_node_id(request.peer, remote.to_bytes())
                 response = await answer(handler, request, _Context(name, self._p2p.peer_id, remote))
                 serialized: bytes = response.SerializeToString()
+                self._door.answered(peer, len(serialized))
                 return serialized
             finally:
                 self._intake.end(peer, len(raw))

@@ -48,7 +48,7 @@ class Budgeted(Enum):
     MESSAGE_BYTES = "bytes of messages"
     STREAMS = "streams"
     REQUESTS = "requests to the directory"
-    REQUEST_BYTES = "bytes of requests to the directory"
+    REQUEST_BYTES = "bytes of requests to the directory"  # and of their answers
 
 
 KIB, MIB = 1024.0, 1024.0 * 1024.0
@@ -196,6 +196,19 @@ class Doorkeeper:
             if not _of(record, kind, _times(allowed.place, times), now).try_take(amount, now):
                 return False
         return _of(self._common, kind, _times(allowed.strangers, times), now).try_take(amount, now)
+
+    def charged(self, peer: PeerId, kind: Budgeted, amount: float, now: float) -> None:
+        """What was taken of the peer came to so much more, which shows only afterwards: the next is refused for as long as that takes."""
+        is_stranger, is_settled, allowed = self.is_stranger(peer), self._is_settled(), self._allowed[kind]
+        own = allowed.stranger if is_stranger and is_settled else allowed.member
+        buckets = [_of(self._record(self._peers, peer, now), kind, own, now)]
+        if is_stranger:
+            times = 1.0 if is_settled else SETTLING
+            buckets.append(_of(self._common, kind, _times(allowed.strangers, times), now))
+            if place := self._place(peer):
+                buckets.append(_of(self._record(self._places, place, now), kind, _times(allowed.place, times), now))
+        for bucket in buckets:
+            bucket.reserve(amount, now)
 
     def proved(self, peer: PeerId, now: float) -> None:
         """It has spoken, or we have asked something of it; also before its connection was seen."""

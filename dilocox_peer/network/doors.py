@@ -68,6 +68,10 @@ class Doors:
         """As `message`, of a request to the directory."""
         return self._asked(peer, (Budgeted.REQUESTS, 1.0), (Budgeted.REQUEST_BYTES, float(num_bytes)))
 
+    def answered(self, peer: PeerId, num_bytes: int) -> None:
+        """Its request to the directory, with so many bytes: they count as those of requests do."""
+        self.keeper.charged(peer, Budgeted.REQUEST_BYTES, float(num_bytes), time.monotonic())
+
     def oversize(self, peer: PeerId) -> None:
         """It sent more than anything of this run has."""
         self._blamed(peer, Trespass.OVERSIZE)

@@ -24,6 +24,7 @@ from dilocox_peer.dht.records import MAX_TTL_S, Lease, bucket_of, dht_id, lease_
 from dilocox_peer.dht.room import HANDED_ON, MAX_RECORDS
 from dilocox_peer.dht.validators import RecordValidator
 from dilocox_peer.network.daemon import client_of, raw_peer
+from dilocox_peer.network.doorkeeper import Budgeted
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.scan import DICTIONARY_EXT
 from dilocox_peer.signing import SigningKey
@@ -235,6 +236,20 @@ async def test_who_asks_too_often_is_told_so_and_others_are_answered(
     assert refused
     other, _ = await make_transport("other", initial_peers=directory.transport.addresses)
     assert await Stranger(other, EVIL, directory.transport).raw("rpc_ping", ping)
+
+
+async def test_what_is_answered_counts_as_what_is_asked_does(meeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A find of 700 bytes may have an answer of 2 MiB, which leaves over our line."""
+    from hivemind.proto import dht_pb2
+
+    stranger, directory = meeting
+    charged: list[Any] = []
+    monkeypatch.setattr(directory.transport.doors.keeper, "charged", lambda *args: charged.append(args))
+    key, [mine] = leases(EVIL)
+    await stranger.store([(key, mine.subkey, mine.value, mine.expiration_time)])
+    charged.clear()
+    answer = await stranger.raw("rpc_find", dht_pb2.FindRequest(keys=[key] * MAX_ASKED_KEYS).SerializeToString())
+    assert [args[:3] for args in charged] == [(stranger.own.peer_id, Budgeted.REQUEST_BYTES, float(len(answer)))]
 
 
 async def test_who_is_asked_back_and_does_not_answer_takes_nobodys_place(meeting: Any) -> None:

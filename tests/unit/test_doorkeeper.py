@@ -95,6 +95,18 @@ def test_a_refused_kind_keeps_later_ones_whole() -> None:
     assert keeper.refusal(STRANGER, 0.0, (Budgeted.MESSAGE_BYTES, most)) is None
 
 
+def test_what_an_answer_came_to_is_paid_off_before_the_next_and_members_have_their_own() -> None:
+    keeper, asked, allowed = settled(), (Budgeted.REQUEST_BYTES, 1.0), ALLOWED[Budgeted.REQUEST_BYTES]
+    assert keeper.refusal(STRANGER, 0.0, asked) is None
+    keeper.charged(STRANGER, Budgeted.REQUEST_BYTES, allowed.stranger.burst + allowed.stranger.per_s, 0.0)
+    assert keeper.refusal(STRANGER, 0.9, asked) is not None
+    assert keeper.refusal(STRANGER, 1.1, asked) is None
+    for name in names(9):
+        keeper.charged(name, Budgeted.REQUEST_BYTES, allowed.stranger.burst, 2.0)
+    assert "busy" in str(keeper.refusal(PeerId("another"), 2.0, asked))
+    assert keeper.refusal(MEMBER, 2.0, asked) is None
+
+
 def test_what_is_remembered_is_bounded() -> None:
     keeper = settled()
     for number, peer in enumerate(names(3 * MAX_KNOWN)):
