@@ -195,18 +195,17 @@ class FewStreams(dict[int, Any]):
 
 
 class Unread(bytearray):
-    """What has come on a stream and is not read. Raises TooSlowError for more than was allowed, which ends the connection."""
+    """What has come on a stream and is not read. Raises TooSlowError for more than the sender was told that it may send, which ends the
+    connection."""
 
     def __init__(self, streams: FewStreams, number: int) -> None:
         super().__init__()
         self._streams, self._number = streams, number
 
     def extend(self, data: Any) -> None:
-        most = (
-            2 * self._streams[self._number].target_recv_window
-        )  # what it was told may be somewhat more than once that
-        if len(self) + len(data) > most:
-            raise trio.TooSlowError(f"more than {most} bytes that are not read")
+        most = self._streams[self._number].recv_window
+        if len(data) > most:
+            raise trio.TooSlowError(f"{len(data)} bytes, where {most} may come")
         super().extend(data)
 
 
