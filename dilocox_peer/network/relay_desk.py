@@ -2,7 +2,8 @@
 
 The owner's budget is a rate for all circuits together. It is shared among those that send: each has its turn, a piece at a
 time, however many circuits it has, so that who floods the relay delays itself. Places are bounded: for reservations in all and for one
-host, for circuits in all, from one peer and between two.
+host, for circuits in all, from one peer and between two. Names cost nothing: where all circuits are taken, the range of addresses that has most gives one up
+to another that has fewer.
 """
 
 from collections import Counter, deque
@@ -21,13 +22,23 @@ BURST_S = 0.05
 MAX_REMEMBERED = 512
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Circuit:
+    """One of those that are passed on. holder: the range of addresses of its source, or that, where it is told apart from no other."""
+
+    source: PeerId
+    target: PeerId
+    holder: str
+
+
 @dataclass(slots=True)
 class RelayDesk:
     """Reservations and circuits. is_open: whether anybody is taken who is not there yet."""
 
     is_open: bool = True
     _reserved: dict[PeerId, tuple[float, str]] = field(default_factory=dict)  # until when, and its host
-    _circuits: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)  # (source, target)
+    _circuits: dict[Circuit, None] = field(default_factory=dict)  # the oldest first
+    _given_up: list[Circuit] = field(default_factory=list)
 
     def reserve(self, peer: PeerId, host: str, now: float) -> RelayStatus:
         """host: where its connection comes from; empty: it is told apart from no other."""
@@ -41,31 +52,48 @@ class RelayDesk:
         self._reserved[peer] = (now + RESERVED_S, host)
         return RelayStatus.OK
 
-    def connect(self, source: PeerId, target: PeerId, now: float) -> RelayStatus:
-        """OK counts as a circuit, until `ended`."""
+    def connect(self, source: PeerId, target: PeerId, now: float, place: str = "") -> Circuit | RelayStatus:
+        """A circuit, which counts until `ended`, or why not. place: the range of addresses that the source comes from. Another's may have to end
+        for it: see take_given_up."""
         self._forget(now)
         if target not in self._reserved or source == target:
             return RelayStatus.NO_RESERVATION
-        from_source = sum(num for (other, _), num in self._circuits.items() if other == source)
+        from_source = [each for each in self._circuits if each.source == source]
+        between = sum(each.target == target for each in from_source)
+        circuit = Circuit(source, target, place or str(source))
         if (
-            self._circuits.total() >= MAX_CIRCUITS
-            or from_source >= MAX_CIRCUITS_FROM
-            or self._circuits[source, target] >= MAX_CIRCUITS_BETWEEN
+            len(from_source) >= MAX_CIRCUITS_FROM
+            or between >= MAX_CIRCUITS_BETWEEN
+            or not self._has_room(circuit.holder)
         ):
             return RelayStatus.FULL
-        self._circuits[source, target] += 1
-        return RelayStatus.OK
+        self._circuits[circuit] = None
+        return circuit
 
-    def ended(self, source: PeerId, target: PeerId) -> None:
-        """A circuit."""
-        self._circuits[source, target] -= 1
-        if not self._circuits[source, target]:
-            del self._circuits[source, target]
+    def _has_room(self, holder: str) -> bool:
+        if len(self._circuits) < MAX_CIRCUITS:
+            return True
+        held = Counter(each.holder for each in self._circuits)
+        ((most, count),) = held.most_common(1)
+        if count <= held[holder] + 1:
+            return False
+        oldest = next(each for each in self._circuits if each.holder == most)
+        self.ended(oldest)
+        self._given_up.append(oldest)
+        return True
+
+    def take_given_up(self) -> list[Circuit]:
+        """Those that are to be ended and count no more, once."""
+        given_up, self._given_up = self._given_up, []
+        return given_up
+
+    def ended(self, circuit: Circuit) -> None:
+        self._circuits.pop(circuit, None)
 
     def has(self, peer: PeerId, now: float) -> bool:
         """Whether it has a place, or a circuit."""
         until, _ = self._reserved.get(peer, (float("-inf"), ""))
-        return until > now or any(peer in ends for ends in self._circuits)
+        return until > now or any(peer in (each.source, each.target) for each in self._circuits)
 
     def num_reserved_at(self, now: float) -> int:
         self._forget(now)
@@ -73,7 +101,7 @@ class RelayDesk:
 
     @property
     def num_circuits(self) -> int:
-        return self._circuits.total()
+        return len(self._circuits)
 
     def _forget(self, now: float) -> None:
         self._reserved = {peer: (until, host) for peer, (until, host) in self._reserved.items() if until > now}

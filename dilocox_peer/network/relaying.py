@@ -19,7 +19,7 @@ from dilocox_peer.admission import Right
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.network import relay_protocol
 from dilocox_peer.network.bulk import until_heard
-from dilocox_peer.network.relay_desk import MOST_PIECE_BYTES, RESERVED_S, RelayDesk, RelayTurns
+from dilocox_peer.network.relay_desk import MOST_PIECE_BYTES, RESERVED_S, Circuit, RelayDesk, RelayTurns
 from dilocox_peer.network.relay_protocol import AskCircuit, RelayStatus
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.types import PeerId
@@ -54,6 +54,7 @@ class Relay:
         self._asked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests: dict[asyncio.Task[None], PeerId] = {}
+        self._passing: dict[Circuit, asyncio.Task[None]] = {}
         self._unread: dict[asyncio.Task[None], float] = {}  # since when, of those, the oldest first
         self._granting: asyncio.Task[None] | None = None
 
@@ -104,11 +105,11 @@ class Relay:
                 self._requests.pop(task, None)
                 self._unread.pop(task, None)
             if circuit is not None:
-                target, outside = circuit
+                place, outside = circuit
                 try:
-                    await self._pass_on(peer, (reader, writer), target, outside)
+                    await self._pass_on(peer, (reader, writer), place.target, outside)
                 finally:
-                    self._desk.ended(peer, target)
+                    self._ended(place)
         except (OSError, asyncio.IncompleteReadError, ValueError, PeerUnavailable):  # TimeoutError is an OSError
             pass
         except asyncio.CancelledError:
@@ -138,8 +139,8 @@ class Relay:
 
     async def _answer(
         self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[PeerId, _CircuitEnd] | None:
-        """What a circuit leads to, if that was asked for and has come about; it counts at the desk then."""
+    ) -> tuple[Circuit, _CircuitEnd] | None:
+        """A circuit and what it leads to, if that was asked for and has come about; it counts at the desk then."""
         try:
             async with asyncio.timeout(ASK_S):
                 request = relay_protocol.read_request(await _message(reader))
@@ -147,7 +148,8 @@ class Relay:
             await _say(writer, relay_protocol.answered(RelayStatus.MALFORMED))
             return None
         finally:
-            if (task := asyncio.current_task()) is not None:
+            task = asyncio.current_task()
+            if task is not None:
                 self._unread.pop(task, None)
         now = time.monotonic()
         if not isinstance(request, AskCircuit):
@@ -160,23 +162,33 @@ class Relay:
             await _say(writer, relay_protocol.reserved_until(until) if is_in else relay_protocol.answered(verdict))
             return None
         target = PeerId(base58.b58encode(request.target).decode("ascii"))
-        verdict = self._desk.connect(peer, target, now)
-        if verdict is RelayStatus.OK:
-            outside: _CircuitEnd | None = None
-            try:
-                outside = await self._reach(peer, target)
-                if outside is not None:
-                    await _say(writer, relay_protocol.answered(RelayStatus.OK))
-                    return target, outside
-                verdict = RelayStatus.NOT_REACHED
-            except BaseException:
-                if outside is not None:
-                    outside[1].transport.abort()
-                self._desk.ended(peer, target)
-                raise
-            self._desk.ended(peer, target)
-        await _say(writer, relay_protocol.answered(verdict))
+        circuit = self._desk.connect(peer, target, now, self._transport.doors.place_of(peer))
+        for each in self._desk.take_given_up():
+            if (passing := self._passing.pop(each, None)) is not None:
+                passing.cancel()
+        if isinstance(circuit, RelayStatus):
+            await _say(writer, relay_protocol.answered(circuit))
+            return None
+        if task is not None:
+            self._passing[circuit] = task
+        outside: _CircuitEnd | None = None
+        try:
+            outside = await self._reach(peer, target)
+            if outside is not None:
+                await _say(writer, relay_protocol.answered(RelayStatus.OK))
+                return circuit, outside
+        except BaseException:
+            if outside is not None:
+                outside[1].transport.abort()
+            self._ended(circuit)
+            raise
+        self._ended(circuit)
+        await _say(writer, relay_protocol.answered(RelayStatus.NOT_REACHED))
         return None
+
+    def _ended(self, circuit: Circuit) -> None:
+        self._desk.ended(circuit)
+        self._passing.pop(circuit, None)
 
     async def _reach(self, source: PeerId, target: PeerId) -> _CircuitEnd | None:
         """A stream to the target, which takes the source; None if it is not connected with us, or does not."""

@@ -15,6 +15,7 @@ from dilocox_peer.network.relay_desk import (
     MOST_PIECE_BYTES,
     RESERVED_S,
     TURNS_S,
+    Circuit,
     RelayDesk,
     RelayTurns,
 )
@@ -33,7 +34,7 @@ def test_only_who_has_a_reservation_is_connected_with():
     desk = RelayDesk()
     assert desk.connect(A, B, 0.0) is RelayStatus.NO_RESERVATION
     assert desk.reserve(B, host(1), 0.0) is RelayStatus.OK
-    assert desk.connect(A, B, 0.1) is RelayStatus.OK
+    assert isinstance(desk.connect(A, B, 0.1), Circuit)
     assert desk.connect(B, B, 0.1) is RelayStatus.NO_RESERVATION
     assert desk.connect(A, B, RESERVED_S + 0.1) is RelayStatus.NO_RESERVATION
 
@@ -42,7 +43,7 @@ def test_a_reservation_lives_by_being_asked_for_again():
     desk = RelayDesk()
     for step in range(8):
         assert desk.reserve(B, host(1), step * RESERVED_S * 0.9) is RelayStatus.OK
-    assert desk.connect(A, B, 7 * RESERVED_S * 0.9 + 1) is RelayStatus.OK
+    assert isinstance(desk.connect(A, B, 7 * RESERVED_S * 0.9 + 1), Circuit)
 
 
 def test_who_cannot_be_dialled_takes_nobody_new_and_keeps_whom_it_has():
@@ -74,15 +75,40 @@ def test_circuits_are_bounded_from_one_between_two_and_in_all():
     targets = [PeerId(f"t{number}") for number in range(MAX_RESERVED)]
     for number, target in enumerate(targets):
         desk.reserve(target, host(number), 0.0)
-    assert [desk.connect(A, targets[0], 0.0) for _ in range(MAX_CIRCUITS_BETWEEN + 1)][-1] is RelayStatus.FULL
-    for _ in range(MAX_CIRCUITS_BETWEEN):
-        desk.ended(A, targets[0])
+    taken = [desk.connect(A, targets[0], 0.0) for _ in range(MAX_CIRCUITS_BETWEEN + 1)]
+    assert taken.pop() is RelayStatus.FULL
+    for circuit in taken:
+        assert isinstance(circuit, Circuit)
+        desk.ended(circuit)
     assert desk.num_circuits == 0
-    found = [desk.connect(A, target, 0.0) for target in targets * 2]
-    assert found.count(RelayStatus.OK) == MAX_CIRCUITS_FROM
+    found = [desk.connect(A, target, 0.0, host(1)) for target in targets * 2]
+    assert sum(isinstance(each, Circuit) for each in found) == MAX_CIRCUITS_FROM
     for source in "bcdefgh":
-        found += [desk.connect(PeerId(source), target, 0.0) for target in targets]
-    assert found.count(RelayStatus.OK) == MAX_CIRCUITS == desk.num_circuits
+        found += [desk.connect(PeerId(source), target, 0.0, host(1)) for target in targets]
+    assert sum(isinstance(each, Circuit) for each in found) == MAX_CIRCUITS == desk.num_circuits
+    assert desk.take_given_up() == []
+
+
+def test_one_range_of_addresses_does_not_keep_all_circuits() -> None:
+    """Fifteen names of one house filled a relay: three circuits each between seven sources and eight targets, with a byte now and then."""
+    desk = RelayDesk()
+    ours = [PeerId(f"t{number}") for number in range(8)]
+    for peer in [*ours, B, C]:
+        desk.reserve(peer, host(1) if peer in ours else "", 0.0)
+    first = desk.connect(PeerId("s0"), ours[0], 0.0, host(1))
+    for source in range(7):
+        for target in ours * MAX_CIRCUITS_BETWEEN:
+            desk.connect(PeerId(f"s{source}"), target, 0.0, host(1))
+    assert desk.num_circuits == MAX_CIRCUITS
+    honest = [desk.connect(A, target, 1.0, host(2)) for target in (B, C)]
+    assert all(isinstance(each, Circuit) for each in honest)
+    given_up = desk.take_given_up()
+    assert given_up[0] is first
+    assert len(given_up) == 2
+    assert desk.num_circuits == MAX_CIRCUITS
+    assert desk.connect(PeerId("s9"), ours[0], 1.0, host(1)) is RelayStatus.FULL, "nor does it take one of another's"
+    desk.ended(given_up[0])  # told late, by who passed on: it counts once
+    assert desk.num_circuits == MAX_CIRCUITS
 
 
 def served(turns: RelayTurns, until: float, *, hungry: dict[PeerId, int]) -> dict[PeerId, int]:
