@@ -125,7 +125,7 @@ class Adoption:
             heads.append(checkpoint.head)  # one in our chain is what we hold already
         if has_none:
             heads.append(self._chain.head)
-        # Who says that it has something, and gives nothing; but of a run that is over somebody may, and we would go.
+        # Not counted: one that says it has something and gives nothing. Of a run that is over it may, and we would go.
         is_last = checkpoint is not None and checkpoint.is_last
         in_vain = set() if is_last else self.anchor.hollow | self.healing.in_vain.keys()
         return None if any(self._members.at(head, now) - in_vain for head in heads) else "state"

@@ -459,7 +459,7 @@ class RoundMachine:
             case Leave():
                 self._members.left(sender, message.incarnation)
             case GetChain():
-                if (page := self._adoption.healing.page_after(message.locator)) is not None:
+                if (page := self._adoption.healing.answer(sender, message.locator, now)) is not None:
                     actions.append(Send(sender, page))
             case Cert():
                 page = ChainPage(*self.sitting.seat.at(), (message.certificate,), more=False)

@@ -117,7 +117,9 @@ class Notary:
         self._wall_offset_s = wall_ms / 1000 - now
         self._chain = chain or Chain(terms.genesis, durable.appended if durable is not None else ())
         self._forks = Forks(self._chain, max_back=None, checkpoint=durable.checkpoint if durable is not None else None)
-        self._healing = Healing(self, self._chain, self._forks, self._settled)
+        self._healing = Healing(
+            self, self._chain, self._forks, self._settled, is_stranger=lambda peer: peer not in self._chain.place.roster
+        )
         self._known: dict[PeerId, _Known] = {}
         self._settled_at = now  # since then no peer is new
         self._enough_since: float | None = None
@@ -224,7 +226,7 @@ class Notary:
             case Vouch():
                 reason = self._hear(message.checkpoint)
             case GetChain():
-                if (page := self._healing.page_after(message.locator)) is not None:
+                if (page := self._healing.answer(sender, message.locator, self._now)) is not None:
                     actions.append(Send(sender, page))
             case Heartbeat():
                 actions += self._meet(sender)
