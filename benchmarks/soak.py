@@ -8,8 +8,8 @@ daemons); its p2pd killed, its linkd killed; the bootstrap killed and started ag
 and `--every` seconds, half to one and a half times, have passed. One peer of each stage is left alone throughout.
 
 Printed: rounds a minute of each stage by quarters of the time; rounds of which two peers name different heads; how long each kind of trouble took until its
-peer had certified three rounds more (min/median/max); what failed, by its words; for each stay of five minutes and more of a process the memory of it and its daemons (RSS, MB: a tenth into the stay and at its end), open
-files and threads; bytes on each peer's disk at half time and at the end. Expected: no different heads, nobody ends on its own, memory and files flat.
+peer had certified three rounds more (min/median/max); what failed, by its words; for each stay of five minutes and more of a process the memory of it and its daemons (RSS, MB), open files and threads, after a tenth, four and
+seven tenths of the stay and at its end; bytes on each peer's disk at half time and at the end. Expected: no different heads, nobody ends on its own, memory and files flat.
 """
 
 import argparse
@@ -222,10 +222,10 @@ def _told(soak: Soak, began_s: float, ended_s: float) -> None:
     print("events:", ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
     for stay in soak.stays:
         if stay.samples and stay.samples[-1].at - stay.samples[0].at >= LONG_S:
-            early, late = stay.samples[len(stay.samples) // 10 :][:5], stay.samples[-5:]
+            seen = len(stay.samples)
+            marks = [stay.samples[seen * tenths // 10 :][:5] for tenths in (1, 4, 7)] + [stay.samples[-5:]]
             grown = [
-                f"{name} {statistics.median(getattr(each, name) for each in early) / unit:.0f} > "
-                f"{statistics.median(getattr(each, name) for each in late) / unit:.0f}"
+                f"{name} {' > '.join(f'{statistics.median(getattr(each, name) for each in mark) / unit:.0f}' for mark in marks)}"
                 for name, unit in (("rss", 1e6), ("files", 1), ("threads", 1))
             ]
             print(f"{stay.label}, {stay.samples[0].at:.0f} to {stay.samples[-1].at:.0f} s: {', '.join(grown)}")
