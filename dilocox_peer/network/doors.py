@@ -12,11 +12,12 @@ from contextlib import suppress
 import psutil
 
 from dilocox_peer.errors import PeerUnavailable
-from dilocox_peer.events import Listener
+from dilocox_peer.events import Event, Listener
 from dilocox_peer.events_of_reach import TurnedAway
 from dilocox_peer.invitation import place_of
 from dilocox_peer.network.daemon import Daemon
 from dilocox_peer.network.doorkeeper import Budgeted, Budgets, Doorkeeper, Trespass
+from dilocox_peer.network.lasting import lasting
 from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 
@@ -43,7 +44,7 @@ class Doors:
 
     def start(self) -> None:
         self._daemon.on_asking = lambda peer: self.keeper.proved(peer, time.monotonic())
-        self._task = asyncio.create_task(self._watch(), name="doors")
+        self._task = asyncio.create_task(lasting(self._watch, "the look at connections", self.tell), name="doors")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -53,6 +54,9 @@ class Doors:
     def set_listener(self, listener: Listener) -> None:
         """Told of those who are turned away, in the loop; when there are too many, not of all."""
         self._listener = listener
+
+    def tell(self, event: Event) -> None:
+        self._listener(event)
 
     # ---- what handlers ask -------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from dilocox_peer.admission import Right
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.network import relay_protocol
 from dilocox_peer.network.bulk import until_heard
+from dilocox_peer.network.lasting import lasting
 from dilocox_peer.network.relay_desk import MOST_PIECE_BYTES, RESERVED_S, Circuit, RelayDesk, RelayTurns
 from dilocox_peer.network.relay_protocol import AskCircuit, RelayStatus
 from dilocox_peer.network.transport import Transport
@@ -60,7 +61,9 @@ class Relay:
 
     async def serve(self) -> None:
         """From here on. Raises PeerUnavailable, TimeoutError."""
-        self._granting = asyncio.create_task(self._grant(), name="relay")
+        self._granting = asyncio.create_task(
+            lasting(self._grant, "passing on", self._transport.doors.tell), name="relay"
+        )
         self._transport.doors.keeper.keep(lambda peer: self._desk.has(peer, time.monotonic()))
         await self._transport.take_protocol(relay_protocol.PROTOCOL, self._on_stream, right=self._right)
 

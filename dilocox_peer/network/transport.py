@@ -28,6 +28,7 @@ from dilocox_peer.network.bulk import (
 from dilocox_peer.network.daemon import Daemon, OnStream, Via
 from dilocox_peer.network.doors import Doors
 from dilocox_peer.network.fetches import BulkFetches
+from dilocox_peer.network.lasting import lasting
 from dilocox_peer.network.messages import MessageHandler, Messages
 from dilocox_peer.network.p2pd import Refusal, check_listenable, remember
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
@@ -148,7 +149,9 @@ class Transport:
                 addresses=await daemon.addresses(latest=False),
             )  # fmt: skip
             await self._messages.serve()
-            self._watching = asyncio.create_task(self.line.run(), name="upload")
+            self._watching = asyncio.create_task(
+                lasting(self.line.run, "the look at the upload", self.doors.tell), name="upload"
+            )
         except BaseException:
             await daemon.close(timeout_s=2.0)
             raise

@@ -8,7 +8,7 @@ is decided, the notaries decide.
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -20,6 +20,7 @@ from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Failed, Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.network.lasting import lasting
 from dilocox_peer.network.transport import PeerGone, Transport
 from dilocox_peer.peer.desk import OwnerRecords
 from dilocox_peer.peer.dial_slots import DialSlots
@@ -118,9 +119,11 @@ class Registrar:
             async with asyncio.TaskGroup() as tasks:
                 for desk in self._desks:
                     tasks.create_task(desk.run(), name=f"notary of stage {desk.stage}")
-                tasks.create_task(self._for_ever(self._keep_looking), name="notaries' looks")
-                tasks.create_task(self._for_ever(self._keep_publishing), name="the owner's word")
-                tasks.create_task(self._for_ever(self._keep_directing), name="the owner's directives")
+                tasks.create_task(lasting(self._keep_looking, "notaries", self._listener), name="notaries' looks")
+                tasks.create_task(lasting(self._keep_publishing, "notaries", self._listener), name="the owner's word")
+                tasks.create_task(
+                    lasting(self._keep_directing, "notaries", self._listener), name="the owner's directives"
+                )
         finally:
             self._writer.shutdown(wait=False)
 
@@ -133,15 +136,6 @@ class Registrar:
             return
         if message.stage < len(self._desks):
             self._desks[message.stage].post(Received(sender, message))
-
-    async def _for_ever(self, work: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                await work()
-            except Exception as error:  # a task boundary: the notaries know what they know
-                reason = f"{type(error).__name__}: {error}"
-                self._listener(Failed("notaries", f"{reason}; going on in {RESTART_S:.0f} s"))
-            await asyncio.sleep(RESTART_S)
 
     async def _keep_looking(self) -> None:
         async with asyncio.TaskGroup() as dials:  # a look waits for none of them: anybody can be listed, and not answer
