@@ -384,6 +384,21 @@ async def test_a_message_that_finds_a_fault_in_the_machine_costs_itself_and_noth
     assert list(driver.handled(Tick(), 2.0)) == cast("Any", [Tick()])
 
 
+async def test_a_disk_that_cannot_be_read_is_no_message_s_fault() -> None:
+    """What has moved in memory is not in the log: the next record would not follow from it."""
+
+    class Unreadable:
+        def handle(self, _happened: Any, _now: float, **_: Any) -> list[Any]:
+            raise OSError(5, "Input/output error")
+
+    driver = RoundDriver(
+        cast("Any", Unreadable()), transport=NOTHING, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING,
+        max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=NOTHING,
+    )  # fmt: skip
+    with pytest.raises(OSError, match="Input/output"):
+        driver.handled(Received(PeerId("stranger"), Leave(0, sha256(b"head"), 1, 1)), 1.0)
+
+
 async def test_a_disk_without_room_is_told_once_and_holds_back_what_would_promise_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -225,6 +225,8 @@ class RoundDriver:
         self._queued_bytes -= self.sizes.pop(id(happened), 0)
         try:
             return self.machine.handle(happened, now, more=more)
+        except OSError:  # of our own disk, where the chain's past lies: what has moved in memory is not in the log
+            raise
         except Exception as error:  # the boundary to other peers
             _logger.exception("a message of %s could not be handled; it was dropped", happened.sender)
             self._tell_refusal(happened.sender, f"{type(error).__name__} in handling it", now)
