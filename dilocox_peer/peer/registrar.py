@@ -266,7 +266,7 @@ class _Desk:
         self._writer = writer
         self._listener = listener
         self._inputs: asyncio.Queue[NotaryInput] = asyncio.Queue(MAX_INPUTS)
-        self._known: set[PeerId] = set()
+        self._posted: set[PeerId] = set()  # and the notary has not been told yet
         self._directed = -1  # the number of the newest directive that the notary was told
         self._notary: Notary | None = None
 
@@ -283,11 +283,12 @@ class _Desk:
         return self._notary.checkpoint if self._notary is not None else None
 
     def knows(self, peer: PeerId) -> bool:
-        return peer in self._known
+        """Whether there is nothing to tell the notary of it; one that it has forgotten for others is met again."""
+        return peer in self._posted or (self._notary is not None and self._notary.knows(peer))
 
     def meet(self, peer: PeerId, addresses: str) -> None:
         if self.post(PeerFound(peer, addresses)):
-            self._known.add(peer)
+            self._posted.add(peer)
 
     def direct(self, directive: Directive) -> None:
         """To be called now and then: a notary that began anew does not know it, and there may be no room for it now."""
@@ -310,7 +311,7 @@ class _Desk:
                 reason = f"{type(error).__name__}: {error}"
                 self._listener(Failed(f"notary of stage {self.stage}", f"{reason}; started anew in {RESTART_S:.0f} s"))
             self._notary = None
-            self._known.clear()
+            self._posted.clear()
             self._directed = -1
             await asyncio.sleep(RESTART_S)
 
@@ -346,7 +347,10 @@ class _Desk:
 
     async def _carry_out(self, notary: Notary, happened: NotaryInput, journal: Journal, outbox: Outbox) -> None:
         loop = asyncio.get_running_loop()
-        for action in notary.handle(happened, loop.time()):
+        actions = notary.handle(happened, loop.time())
+        if isinstance(happened, PeerFound):
+            self._posted.discard(happened.peer)
+        for action in actions:
             match action:
                 case Send(to, message):
                     outbox.post(to, encode_message(message))
@@ -372,7 +376,7 @@ class _Desk:
 
     def _on_failure(self, error: PeerUnavailable) -> None:
         if isinstance(error, PeerGone):
-            self._known.discard(error.peer)
+            self._posted.discard(error.peer)
             self.post(PeerRefused(error.peer))
 
 

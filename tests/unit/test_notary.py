@@ -141,6 +141,17 @@ def test_a_run_begins_although_strangers_come_and_go(is_new: bool):
     assert {A, B, C} <= set(office.notary.chain.place.roster)
 
 
+def test_it_says_whom_it_has_forgotten_for_others():
+    """Who is met once and forgotten has to be met again, or is never asked any more."""
+    office = Office(start_peers=2)
+    office.give(PeerFound(A))
+    assert office.notary.knows(A)
+    office.give(*(PeerFound(PeerId(f"stranger{number}")) for number in range(MAX_KNOWN + 1)))
+    assert not office.notary.knows(A)
+    office.give(PeerFound(A))
+    assert office.notary.knows(A)
+
+
 def test_who_has_gone_is_not_in_the_first_roster():
     office = Office(start_peers=1)
     office.give(PeerFound(A), PeerFound(B), PeerFound(C))

@@ -199,6 +199,10 @@ class Notary:
             actions += self._vouch()
         return actions + self._poll()
 
+    def knows(self, peer: PeerId) -> bool:
+        """Whether it was told of it, and has not forgotten it for others."""
+        return peer in self._known
+
     def _meet(self, peer: PeerId, addresses: str = "") -> list[Action]:
         if peer in self._known:
             return []
