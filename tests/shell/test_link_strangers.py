@@ -40,6 +40,9 @@ async def endless_line(muxed):
     piece = bytes(1 << 16)
     await say(muxed, 1001, BEGIN + b"\\xff\\xff\\xff\\xff\\x0f", *[piece] * 1600)
 
+async def long_line(muxed):
+    await say(muxed, 1001, BEGIN + b"\\xff\\xff\\xff\\xff\\x0f", bytes(1 << 16))
+
 async def streams(muxed):
     for number in range(20000):
         await say(muxed, 1001 + 2 * number, BEGIN)
@@ -121,9 +124,15 @@ def test_a_name_of_a_protocol_that_is_no_text_does_not_end_linkd(make_link: Make
 
 def test_a_line_without_an_end_is_not_kept(make_link: MakeLink):
     one, two = linked_pair(make_link)
-    num_bytes, is_ended = attack("endless_line", two, one)
+    num_bytes, _ = attack("endless_line", two, one)
     assert num_bytes < 30 * MB
-    assert not is_ended, "the stream alone"
+    check_traffic(one, two)
+
+
+def test_a_line_that_is_too_long_ends_its_stream_alone(make_link: MakeLink):
+    one, two = linked_pair(make_link)
+    _, is_ended = attack("long_line", two, one)
+    assert not is_ended, "it was within the stream's window"
     check_traffic(one, two)
 
 
