@@ -15,6 +15,9 @@ from .slicing import run_seed as run_sliced_seed
 from .slicing import wide_size
 
 
+TOLD_EVERY_S = 60.0  # how far a range has come
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.replay", description=__doc__)
     parser.add_argument("seed", type=int)
@@ -36,7 +39,11 @@ def main() -> int:
     started, failed, events = time.monotonic(), [], 0
     outcomes, sliced, sizes = [], 0, Counter[int]()
     last = arguments.to if arguments.to is not None else arguments.seed
+    told = started
     for seed in range(arguments.seed, last + 1):
+        if time.monotonic() - told > TOLD_EVERY_S:
+            told = time.monotonic()
+            print(f"... seed {seed} after {told - started:.0f} s, failed: {failed}", file=sys.stderr, flush=True)
         try:
             tracer = print if arguments.trace else None
             if arguments.hostile:
