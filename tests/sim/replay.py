@@ -14,7 +14,6 @@ from .scenario import BRIEF, WHOLE, run_seed
 from .slicing import run_seed as run_sliced_seed
 from .slicing import wide_size
 
-
 TOLD_EVERY_S = 60.0  # how far a range has come
 
 
