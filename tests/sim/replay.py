@@ -35,7 +35,7 @@ def main() -> int:
         from .faults import FAULTS
 
         machine = FAULTS[arguments.fault]
-    started, failed, events = time.monotonic(), [], 0
+    started, failed, events = time.monotonic(), list[int](), 0
     outcomes, sliced, sizes = [], 0, Counter[int]()
     last = arguments.to if arguments.to is not None else arguments.seed
     told = started
