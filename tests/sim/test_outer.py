@@ -17,7 +17,7 @@ from .scenario import WHOLE, Length, length_of
 
 BATCH = 50
 SEARCHED = 120  # seeds a fault gets to show itself in
-RARE = {"keeps what waits": 130, "names no state": 2140, "offers twice": 320}  # where the search begins for these
+RARE = {"keeps what waits": 130, "names no state": 2140, "offers twice": 560}  # where the search begins for these
 LEGAL = {(before, after) for before, to in MOVES.items() for after in to if after is not before}
 
 

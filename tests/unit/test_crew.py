@@ -95,12 +95,15 @@ def test_a_crew_that_is_stopped_before_it_began_begins_nothing():
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_crew_that_is_stopped_ends_with_the_pieces_at_hand(num_threads):
-    crew, done = Crew(num_threads), list[int]()
+    crew, done, is_stopped = Crew(num_threads), list[int](), threading.Event()
 
     def work(job, _scratch):
         done.append(job)
         if job == 5:
             crew.stop()
+            is_stopped.set()
+        elif job > 5:  # else all the others may be done before the thread that stops it has its turn again
+            is_stopped.wait(10)
 
     with pytest.raises(InterruptedError):
         crew.each(work, range(10_000))

@@ -74,7 +74,7 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
 def test_a_relay_answers_beside_streams_on_which_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         class Transport:
-            doors = SimpleNamespace(keeper=SimpleNamespace(keep=lambda _is_kept: None))
+            doors = SimpleNamespace(keeper=SimpleNamespace(keep=lambda _is_kept: None), tell=lambda _event: None)
 
             async def take_protocol(self, _protocol: str, on_stream: Any, right: Any) -> None:
                 self.on_stream = on_stream
