@@ -247,11 +247,13 @@ async def open_run(
 ) -> _Served:
     """One run at this bootstrap: its network daemon, directory, desk and keeper; what is opened goes on the stack."""
     from dilocox_peer.dht.directory import Directory
+    from dilocox_peer.network.lasting import lasting
     from dilocox_peer.network.relaying import Relay
     from dilocox_peer.network.transport import Transport
     from dilocox_peer.peer import dialback
+    from dilocox_peer.peer.acquaintances import ACQUAINTANCES_FILE, Acquaintances
     from dilocox_peer.peer.desk import Desk, OwnerRecords
-    from dilocox_peer.peer.reunion import Reunion, remembered
+    from dilocox_peer.peer.reunion import Reunion
 
     listen, announce = _addresses(flags, index)
     gate, desk = Gate.of(manifest), None
@@ -271,7 +273,8 @@ async def open_run(
     stack.push_async_callback(transport.close)
     transport.doors.set_listener(listener)
     folder = flags.peer_home.run_folder(manifest.run_id)
-    met = () if flags.initial_peers else remembered(folder)
+    acquaintances = Acquaintances(folder / ACQUAINTANCES_FILE)
+    met = () if flags.initial_peers else acquaintances.addresses
     directory = await Directory.create(
         transport, manifest.run_id, identity.key, initial_peers=met or None, is_alone=bool(met)
     )
@@ -296,8 +299,9 @@ async def open_run(
         registering = asyncio.create_task(registrar.run(), name="notaries")
         stack.push_async_callback(_end, registering)
     look_now = archivist.look_soon if archivist is not None else lambda: None
-    reunion = Reunion(directory, manifest.stages.count, folder, look_now)
-    stack.push_async_callback(_end, asyncio.create_task(reunion.run(), name="who was met before"))
+    reunion = Reunion(directory, manifest.stages.count, acquaintances, look_now)
+    looking = asyncio.create_task(lasting(reunion.run, "those met before", listener), name="those met before")
+    stack.push_async_callback(_end, looking)
     lookout = await _lookout(stack, manifest, transport, archivist, reunion, listener)
     served = _Served(
         manifest, transport, directory, desk, beaten_at=time.monotonic(), archivist=archivist, lookout=lookout

@@ -11,7 +11,7 @@ thinks of another. Bans are one's own. They are shown, and told to nobody, as a 
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from types import MappingProxyType
@@ -183,31 +183,24 @@ class Doorkeeper:
             if not _of(record, kind, own, now).try_take(amount, now):
                 self.blamed(peer, Trespass.FLOOD, now)
                 return f"more than {own.per_s:g} {kind.value} a second"
-            if is_stranger and not self._is_shared(peer, kind, amount, now, 1.0 if is_settled else SETTLING):
+            if is_stranger and not all(each.try_take(amount, now) for each in self._shared(peer, kind, now)):
                 return f"busy: others ask for too many {kind.value}"
         self.proved(peer, now)
         return None
 
-    def _is_shared(self, peer: PeerId, kind: Budgeted, amount: float, now: float, times: float) -> bool:
-        """Whether what all strangers, and those of its range, have in common lets this pass."""
-        allowed, place = self._allowed[kind], self._place(peer)
-        if place:
-            record = self._record(self._places, place, now)
-            if not _of(record, kind, _times(allowed.place, times), now).try_take(amount, now):
-                return False
-        return _of(self._common, kind, _times(allowed.strangers, times), now).try_take(amount, now)
+    def _shared(self, peer: PeerId, kind: Budgeted, now: float) -> Iterator[TokenBucket]:
+        """What those of a stranger's range have in common, and then what all strangers have."""
+        allowed, times = self._allowed[kind], 1.0 if self._is_settled() else SETTLING
+        if place := self._place(peer):
+            yield _of(self._record(self._places, place, now), kind, _times(allowed.place, times), now)
+        yield _of(self._common, kind, _times(allowed.strangers, times), now)
 
     def charged(self, peer: PeerId, kind: Budgeted, amount: float, now: float) -> None:
         """What was taken of the peer came to so much more, which shows only afterwards: the next is refused for as long as that takes."""
-        is_stranger, is_settled, allowed = self.is_stranger(peer), self._is_settled(), self._allowed[kind]
-        own = allowed.stranger if is_stranger and is_settled else allowed.member
-        buckets = [_of(self._record(self._peers, peer, now), kind, own, now)]
-        if is_stranger:
-            times = 1.0 if is_settled else SETTLING
-            buckets.append(_of(self._common, kind, _times(allowed.strangers, times), now))
-            if place := self._place(peer):
-                buckets.append(_of(self._record(self._places, place, now), kind, _times(allowed.place, times), now))
-        for bucket in buckets:
+        is_stranger, allowed = self.is_stranger(peer), self._allowed[kind]
+        own = allowed.stranger if is_stranger and self._is_settled() else allowed.member
+        shared = self._shared(peer, kind, now) if is_stranger else ()
+        for bucket in (_of(self._record(self._peers, peer, now), kind, own, now), *shared):
             bucket.reserve(amount, now)
 
     def proved(self, peer: PeerId, now: float) -> None:

@@ -56,6 +56,7 @@ class Doors:
         self._listener = listener
 
     def tell(self, event: Event) -> None:
+        """To the listener that there is by then."""
         self._listener(event)
 
     # ---- what handlers ask -------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ UNSENT_S, LEAST_UNSENT_BYTES = 0.02, 8 * 1024  # and no more than is sent in so 
 GATHER_S, SEGMENT_BYTES, PLENTY_BYTES = 0.001, 1024, 64 * 1024
 MDNS_SERVICE = "_p2p._udp.local."
 MAX_LINE_BYTES = 1024  # of what is said until a protocol is chosen: the name of one
-MAX_STREAMS = 16  # at once on a connection; a link has two of each side, and libp2p asks who it is on another
+MAX_STREAMS = 16  # at once on a connection; a link has two of each side
 
 
 async def _read_line(reader: Any) -> bytes:

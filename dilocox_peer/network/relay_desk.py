@@ -6,9 +6,10 @@ host, for circuits in all, from one peer and between two. Names cost nothing: wh
 to another that has fewer.
 """
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 
+from dilocox_peer.network.crowding import to_give_up
 from dilocox_peer.network.relay_protocol import RelayStatus
 from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
@@ -24,11 +25,10 @@ MAX_REMEMBERED = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Circuit:
-    """One of those that are passed on. holder: the range of addresses of its source, or that, where it is told apart from no other."""
+    """One of those that are passed on."""
 
     source: PeerId
     target: PeerId
-    holder: str
 
 
 @dataclass(slots=True)
@@ -37,7 +37,9 @@ class RelayDesk:
 
     is_open: bool = True
     _reserved: dict[PeerId, tuple[float, str]] = field(default_factory=dict)  # until when, and its host
-    _circuits: dict[Circuit, None] = field(default_factory=dict)  # the oldest first
+    _circuits: dict[Circuit, str] = field(
+        default_factory=dict
+    )  # the oldest first; by which range of addresses, or source
     _given_up: list[Circuit] = field(default_factory=list)
 
     def reserve(self, peer: PeerId, host: str, now: float) -> RelayStatus:
@@ -60,24 +62,18 @@ class RelayDesk:
             return RelayStatus.NO_RESERVATION
         from_source = [each for each in self._circuits if each.source == source]
         between = sum(each.target == target for each in from_source)
-        circuit = Circuit(source, target, place or str(source))
-        if (
-            len(from_source) >= MAX_CIRCUITS_FROM
-            or between >= MAX_CIRCUITS_BETWEEN
-            or not self._has_room(circuit.holder)
-        ):
+        holder = place or str(source)
+        if len(from_source) >= MAX_CIRCUITS_FROM or between >= MAX_CIRCUITS_BETWEEN or not self._has_room(holder):
             return RelayStatus.FULL
-        self._circuits[circuit] = None
+        circuit = Circuit(source, target)
+        self._circuits[circuit] = holder
         return circuit
 
     def _has_room(self, holder: str) -> bool:
         if len(self._circuits) < MAX_CIRCUITS:
             return True
-        held = Counter(each.holder for each in self._circuits)
-        ((most, count),) = held.most_common(1)
-        if count <= held[holder] + 1:
+        if (oldest := to_give_up(self._circuits, holder)) is None:
             return False
-        oldest = next(each for each in self._circuits if each.holder == most)
         self.ended(oldest)
         self._given_up.append(oldest)
         return True
@@ -88,6 +84,7 @@ class RelayDesk:
         return given_up
 
     def ended(self, circuit: Circuit) -> None:
+        """It counts no more; one that was given up did not already."""
         self._circuits.pop(circuit, None)
 
     def has(self, peer: PeerId, now: float) -> bool:

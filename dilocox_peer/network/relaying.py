@@ -101,18 +101,18 @@ class Relay:
             self._requests[task], self._unread[task] = peer, time.monotonic()
             try:
                 async with asyncio.timeout(2 * ASK_S):
-                    circuit = await self._answer(peer, reader, writer)
-                    if circuit is None:
+                    come_about = await self._answer(peer, reader, writer)
+                    if come_about is None:
                         await until_heard(reader)
             finally:
                 self._requests.pop(task, None)
                 self._unread.pop(task, None)
-            if circuit is not None:
-                place, outside = circuit
+            if come_about is not None:
+                circuit, outside = come_about
                 try:
-                    await self._pass_on(peer, (reader, writer), place.target, outside)
+                    await self._pass_on(peer, (reader, writer), circuit.target, outside)
                 finally:
-                    self._ended(place)
+                    self._ended(circuit)
         except (OSError, asyncio.IncompleteReadError, ValueError, PeerUnavailable):  # TimeoutError is an OSError
             pass
         except asyncio.CancelledError:

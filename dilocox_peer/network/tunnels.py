@@ -15,6 +15,7 @@ from contextlib import suppress
 from dilocox_peer.admission import Right
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.invitation import parse_multiaddr
+from dilocox_peer.network.crowding import to_give_up
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.types import PeerId
 
@@ -37,7 +38,7 @@ class Tunnels:
         self._taken: Counter[PeerId] = Counter()
         self._held: dict[
             asyncio.Task[None], str
-        ] = {}  # of these streams, the oldest first: by which range of addresses, or peer
+        ] = {}  # of these streams, by which range of addresses, or peer; the oldest first
         self._relayed: dict[PeerId, set[asyncio.StreamWriter]] = {}  # linkd's ends of what a relay passes on
 
     async def serve(self, where: Callable[[], tuple[str, int]]) -> None:
@@ -67,15 +68,11 @@ class Tunnels:
         await self._transport.take_streams(KIND, take, right=Right.JOIN)
 
     def _has_room(self, holder: str) -> bool:
-        """Whether one more stream of the holder is taken; for its sake the oldest of who has more than it would have may have to go: names cost
-        nothing, and a stranger with many could keep all neighbours out."""
+        """Whether one more stream of the holder is taken; another's may have to go for it: a stranger with many names could keep all neighbours out."""
         if len(self._held) < MAX_STREAMS:
             return True
-        held = Counter(self._held.values())
-        ((most, count),) = held.most_common(1)
-        if count <= held[holder] + 1:
+        if (oldest := to_give_up(self._held, holder)) is None:
             return False
-        oldest = next(task for task, each in self._held.items() if each == most)
         del self._held[oldest]
         oldest.cancel()
         return True

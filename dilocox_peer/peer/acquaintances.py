@@ -4,7 +4,9 @@ One address a line, newest meeting first, bounded. What is read back is checked 
 empty one.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import parse_multiaddr
 
+ACQUAINTANCES_FILE = "peers"  # in a run's folder
 MAX_KEPT = 16
 KEPT_ADDRESSES = 2  # of each peer
 MAX_FILE_BYTES = 16 * 1024
@@ -38,6 +41,27 @@ def write_acquaintances(path: Path, addresses: Iterable[str]) -> None:
     """Replaces the file, whole or not at all. addresses: newest first. Raises OSError."""
     kept = list(dict.fromkeys(addresses))[:MAX_KEPT]
     replace_file(path, ["".join(f"{address}\n" for address in kept).encode()], mode=0o600, durable=False)
+
+
+class Acquaintances:
+    """Of one run. addresses: as the file had them, then of whom we have met since, too."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.addresses = read_acquaintances(path)
+
+    async def remember(self, seen: Mapping[int, Sequence[Lease]], own: int) -> None:
+        """Writes down where these are, of all stages, whom the next start may look for. own: the stage that comes first."""
+        met = [text for lease in to_remember(seen, own) for text in lease.addresses[:KEPT_ADDRESSES]]
+        if set(met) <= set(self.addresses):
+            return
+        self.addresses = tuple(dict.fromkeys([*met, *self.addresses]))[:MAX_KEPT]
+        with suppress(OSError):  # a convenience for the next start
+            await asyncio.to_thread(self._write)
+
+    def _write(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_acquaintances(self._path, self.addresses)
 
 
 def to_remember(leases: Mapping[int, Sequence[Lease]], own: int) -> list[Lease]:

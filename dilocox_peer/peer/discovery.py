@@ -15,13 +15,7 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Failed, Listener, SeenPeer, SwarmSeen
-from dilocox_peer.peer.acquaintances import (
-    KEPT_ADDRESSES,
-    MAX_KEPT,
-    read_acquaintances,
-    to_remember,
-    write_acquaintances,
-)
+from dilocox_peer.peer.acquaintances import Acquaintances
 from dilocox_peer.peer.links.conveyor import Conveyor
 from dilocox_peer.peer.links.dialling import LinkAddress
 from dilocox_peer.peer.presence import Presence
@@ -73,10 +67,9 @@ class Discovery:
         self._rounds = rounds
         self._look_now = look_now
         self._reaching = reaching
-        self._acquaintances = acquaintances
+        self._acquaintances = Acquaintances(acquaintances)
         self._look_at_admission = look_at_admission
         self._listener = listener
-        self._remembered = read_acquaintances(acquaintances)
         self.seen: dict[int, list[Lease]] = {}  # of each stage, as it was last read
 
     async def run(self) -> None:
@@ -146,12 +139,7 @@ class Discovery:
     async def _remember(self, seen: Mapping[int, Sequence[Lease]]) -> None:
         """Writes down where those are, of all stages, whom the next start may look for."""
         others = {stage: [lease for lease in leases if lease.peer != self._me] for stage, leases in seen.items()}
-        met = [text for lease in to_remember(others, self._stage) for text in lease.addresses[:KEPT_ADDRESSES]]
-        if set(met) <= set(self._remembered):
-            return
-        self._remembered = tuple(dict.fromkeys([*met, *self._remembered]))[:MAX_KEPT]
-        with suppress(OSError):  # a convenience for the next start
-            await asyncio.to_thread(write_acquaintances, self._acquaintances, self._remembered)
+        await self._acquaintances.remember(others, self._stage)
 
     async def _meet(self, leases: Sequence[Lease]) -> None:
         """Has those of our stage dialled, and the new ones made known."""

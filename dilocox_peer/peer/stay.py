@@ -24,6 +24,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import dialback
+from dilocox_peer.peer.acquaintances import ACQUAINTANCES_FILE
 from dilocox_peer.peer.arrival import arrive, held_stage, keep_greeting
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, needs_reckoned, run_joined
@@ -114,7 +115,7 @@ class Stay:
         self._tally = resident.tally
         self._pauses = resident.pauses
         self._incarnation = incarnation
-        self._acquaintances = resident.settings.run_folder / "peers"
+        self._acquaintances = resident.settings.run_folder / ACQUAINTANCES_FILE
         self._look_now = asyncio.Event()
 
     async def run(self, leaving: "asyncio.Future[str]") -> Move | None:

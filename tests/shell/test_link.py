@@ -21,6 +21,7 @@ from dilocox_peer.network.link import Link as _Link
 from dilocox_peer.network.linkd_process import LinkFailed, LinkSettings
 from tests.shell.commands import free_port
 from tests.shell.conftest import PATIENCE_S, is_running, stands_still
+from tests.shell.plain_host import PLAIN_HOST
 
 MB = 1 << 20
 ANY_PORT = ("/ip4/127.0.0.1/tcp/0",)
@@ -350,18 +351,9 @@ def test_a_neighbour_of_another_run_is_not_linked(make_link: MakeLink):
     assert not other.seen
 
 
-STRANGER = """
-import sys, trio
-from libp2p import new_host
-from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.custom_types import TProtocol
-from libp2p.peer.peerinfo import info_from_p2p_addr
-from libp2p.security.tls.transport import PROTOCOL_ID, TLSTransport
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID, Yamux
-from multiaddr import Multiaddr
-from dilocox_peer.network.frames import pack_header
-from dilocox_peer.network.link_frames import FrameKind
-
+STRANGER = (
+    PLAIN_HOST
+    + """
 def hello(role):
     return pack_header(FrameKind.HELLO, {"role": role, "g": 1}, 0)
 
@@ -379,9 +371,7 @@ FIRST = {  # what is written to each of two streams, and to the second after an 
 }
 
 async def main(how, address):
-    key_pair = create_new_key_pair()
-    host = new_host(key_pair=key_pair, sec_opt={PROTOCOL_ID: TLSTransport(key_pair)}, muxer_opt={TProtocol(YAMUX_ID): Yamux})
-    host._schedule_identify = lambda *_args, **_options: None  # linkd tells nobody who it is, and what asks ends this host at times
+    host = plain_host()
     info = info_from_p2p_addr(Multiaddr(address))
     async with host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
         await host.connect(info)
@@ -402,6 +392,7 @@ async def main(how, address):
 for how in FIRST:
     trio.run(main, how, sys.argv[2])
 """
+)
 
 
 def test_a_stranger_that_breaks_the_protocol_loses_its_link_only(make_link: MakeLink):

@@ -7,21 +7,15 @@ from pathlib import Path
 import psutil
 
 from dilocox_peer.network.link import LinkdEnded
+from tests.shell.plain_host import PLAIN_HOST
 from tests.shell.test_link import MB, PROTOCOL, Link, MakeLink, check_traffic, linked_pair, make_link, until
 
 __all__ = ["make_link"]  # the fixture
 
-STRANGER = """
-import struct, sys, trio
-from libp2p import new_host
-from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.custom_types import TProtocol
-from libp2p.peer.peerinfo import info_from_p2p_addr
-from libp2p.security.tls.transport import PROTOCOL_ID, TLSTransport
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID, Yamux
-from multiaddr import Multiaddr
-from dilocox_peer.network.frames import pack_header
-from dilocox_peer.network.link_frames import FrameKind
+STRANGER = (
+    PLAIN_HOST
+    + """
+import struct
 
 HEAD = struct.Struct("!BBHII")
 DATA, SYN = 0, 1
@@ -67,9 +61,7 @@ async def identify(muxed):
         heard = b""
 
 async def main(how, address):
-    key_pair = create_new_key_pair()
-    host = new_host(key_pair=key_pair, sec_opt={PROTOCOL_ID: TLSTransport(key_pair)}, muxer_opt={TProtocol(YAMUX_ID): Yamux})
-    host._schedule_identify = lambda *_args, **_options: None  # linkd tells nobody who it is, and what asks ends this host at times
+    host = plain_host()
     info = info_from_p2p_addr(Multiaddr(address))
     async with host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
         await host.connect(info)
@@ -84,6 +76,7 @@ async def main(how, address):
 
 trio.run(main, sys.argv[1], sys.argv[2])
 """
+)
 
 
 def attack(

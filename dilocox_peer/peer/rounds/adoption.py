@@ -127,7 +127,7 @@ class Adoption:
             heads.append(self._chain.head)
         # Not counted: one that says it has something and gives nothing. Of a run that is over it may, and we would go.
         is_last = checkpoint is not None and checkpoint.is_last
-        in_vain = set() if is_last else self.anchor.hollow | self.healing.in_vain.keys()
+        in_vain = set() if is_last else self.anchor.hollow.keys() | self.healing.in_vain.keys()
         return None if any(self._members.at(head, now) - in_vain for head in heads) else "state"
 
     def has_drifted(self, child: Certificate) -> bool:

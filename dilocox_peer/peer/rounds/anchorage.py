@@ -15,6 +15,8 @@ from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import MAX_REPLAYED, Timing
 from dilocox_peer.types import Digest, PeerId
 
+MAX_HOLLOW = 512  # peers remembered that gave no state
+
 
 @dataclass(frozen=True, slots=True)
 class _Fetching:
@@ -60,7 +62,9 @@ class Anchorage:
         self._no_donor_since: float | None = None
         self.retry_at = now
         self.took_s = 0.0  # to get the newest that was installed
-        self.hollow: set[PeerId] = set()  # who said that they hold a state and have not given it, since one came
+        self.hollow: dict[
+            PeerId, None
+        ] = {}  # who said that they hold a state and have not given it, since one came; the newest last
 
     # ---- what is held ----
 
@@ -167,7 +171,9 @@ class Anchorage:
         """Nobody gave it: again later, perhaps elsewhere."""
         if self._fetching is None or self._fetching.head != head:
             return
-        self.hollow.update(self._fetching.donors)
+        self.hollow |= dict.fromkeys(self._fetching.donors)
+        while len(self.hollow) > MAX_HOLLOW:  # names cost nothing
+            del self.hollow[next(iter(self.hollow))]
         self._fetching = None
         self._failures += 1
         self.retry_at = now + self._timing.state_retry_s * min(self._failures, 4) * (0.5 + self._rng.random())

@@ -29,14 +29,10 @@ LEAST_PAGE, PAGE_SIGNATURES = (
     16,
     256,
 )  # certificates that a page has at least, signatures that it has at most beyond them
-LOOKED_AT_A_S, LOOKED_AT_ONCE = (
-    256.0,
-    1024.0,
-)  # signatures of what strangers show unasked; beyond, they are asked in turn
-TOLD_A_S, TOLD_AT_ONCE = (
-    40_000.0,
-    320_000.0,
-)  # names and signatures of our certificates to strangers that ask, some 100 bytes each; to one of them half
+LOOKED_AT_A_S = 256.0  # signatures of what strangers show unasked; beyond, they are asked in turn
+LOOKED_AT_ONCE = 1024.0
+TOLD_A_S = 40_000.0  # names and signatures, some 100 bytes each, to strangers that ask; to one of them half
+TOLD_AT_ONCE = 320_000.0
 MAX_TOLD = 64  # strangers whose part is remembered
 WEIGHED_FROM = 64  # certificates; a longer chain is weighed each time it has doubled, and at its end: else joining grows with its square
 

@@ -1,8 +1,8 @@
 """Where what is in a chain's blocks (past.py) is found: heads by their heights, heights by their heads, and what a block begins with.
 
 It lies beside the blocks in a file without a name, made anew at each start from what they hold: on the disk 32 bytes of each certificate and
-the place where each block begins, as a place has the results of all slices. In memory stay a hash table of heights, 5 to 11 bytes a certificate, and
-16 bytes a block: a table of whole heads would be ten times as much, and grow with the run. A table that is full is moved to one of twice the size
+the place where each block begins, as a place has the results of all slices. In memory stay a hash table of heights, 5 to 11 bytes a certificate (half as
+much again while it is moved), and 16 bytes a block: a table of whole heads would be ten times as much, and grow with the run. A table that is full is moved to one of twice the size
 with the blocks that come, some heights with each: at once, a million took most of a second, in which the event loop stood still.
 """
 
