@@ -45,9 +45,10 @@ STUCK = (
     9575,  # the same
 )
 STUCK_OF_WIDE = (
-    3065,  # a leader named more with each word that came in, until nobody looked at it any more
+    3065,  # a leader named more with each word that came in, until nobody looked at it any more; a third asked for its residual last of all
     5125,  # the same
     5633,  # what one had said before a leader named inputs was lost there, and it said it to nobody whom it did not heed yet
+    5884,  # two of thirteen had missed the last offer, and were told it again only when others had begun to take the lead
 )
 
 

@@ -50,6 +50,7 @@ class Arrivals:
         self._num_offered = 0
         self._offered_at: dict[PeerId, float] = {}
         self._told: set[tuple[PeerId, int]] = set()  # who was at this head when ours was offered, with its incarnation
+        self._reminded: set[PeerId] = set()  # who lacked ours when most had it
 
     # ---- what comes in ----
 
@@ -258,8 +259,8 @@ class Arrivals:
     # ---- what follows from it ----
 
     def offer_again(self, now: float) -> list[Action]:
-        """At once to those who have come to this head since, or say that they hold others': this one was lost on its way to them; to all that may
-        not know of it ever more seldom."""
+        """At once to those who have come to this head since, or say that they hold others': this one was lost on its way to them; once more to the
+        few that lack it when most hold it; to all that may not know of it ever more seldom."""
         if self.own is None:
             return []
         head, members, others = self._seat.place.head, self._members, self._seat.others
@@ -268,8 +269,12 @@ class Arrivals:
         self._told |= there
         if self._slicing is not None:
             settled = now - self._seat.timing.retry_s / 2  # what was told since may be on its way
-            unaware = self._slicing.gathering.unaware_of(self.own.blob)
+            gathering = self._slicing.gathering
+            unaware = gathering.unaware_of(self.own.blob)
             wanting |= {peer for peer in unaware if self._offered_at.get(peer, settled) <= settled}
+            missing = gathering.missed_by(self.own.blob, self._seat.place.roster, now) - self._reminded
+            wanting |= missing
+            self._reminded |= missing
         if now < self.again_at:
             others = tuple(peer for peer in others if peer in wanting)
         else:

@@ -338,10 +338,9 @@ class Slicing:
         for index in own:
             if index in batch.under_way | batch.failed or self._seat.me in batch.said.get(index, {}):
                 continue
-            if not self._holdings.has_all(self._holdings.parts_of(table)[index] for table in tables):
-                continue
+            is_here = self._holdings.has_all(self._holdings.parts_of(table)[index] for table in tables)
             base = self._sharing.base(index)
-            if base and not self._holdings.has(residual := Digest(base)):
+            if base and not self._holdings.has(residual := Digest(base)):  # it comes while the contributions' slices do
                 holders = [peer for peer, _ in self._sharing.results[index].by]
                 as_what = BlobPart("residual", index)
                 actions += self._want(residual, as_what, holders, now, perhaps=self._seat.others)
@@ -351,6 +350,8 @@ class Slicing:
                 if tries < most + before and not self._holdings.is_refused(residual, as_what):
                     continue
                 base = b""
+            if not is_here:
+                continue
             batch.under_way.add(index)
             actions.append(AverageSlice(inputs, index, batch.entries, base, self._seat.place.plan.codec))
         return actions

@@ -15,6 +15,7 @@ from dilocox_peer.wire.chain import MAX_ROSTER
 from dilocox_peer.wire.rounds import Gathered
 
 FEW = 8  # one of so many averagers may lack what all others hold: its word, or the offer to it, is lost
+SOME = 4  # one of so many may have missed an offer: more are likely to be slow
 
 
 class Gathering:
@@ -25,6 +26,7 @@ class Gathering:
         self._words: dict[PeerId, frozenset[Digest]] = {}
         self._spoken: set[PeerId] = set()
         self._most_since: dict[Digest, float] = {}
+        self._some_lack_since: dict[Digest, float] = {}
         self._told_at, self._num_told = now, 0
 
     def heard(self, sender: PeerId, message: Gathered) -> bool:
@@ -62,6 +64,14 @@ class Gathering:
         """Those that have said what they hold since this was asked last, and named others' contributions, not this."""
         spoken, self._spoken = self._spoken, set()
         return {peer for peer in spoken if self._words[peer] and table not in self._words[peer]}
+
+    def missed_by(self, table: Digest, roster: Collection[PeerId], now: float) -> set[PeerId]:
+        """The others that have not said that they hold it, where all but some of the roster have, for so long that their words would have come."""
+        holders = self.by(table).intersection(roster)
+        if SOME * (len(roster) - len(holders)) > len(roster):
+            return set()
+        since = self._some_lack_since.setdefault(table, now)
+        return set(self._seat.others) - holders if now >= since + self._seat.timing.retry_s else set()
 
     def look(self, tables: Iterable[Digest], everyone: Collection[PeerId], now: float) -> None:
         """Notes of which of these contributions most of everyone hold all by now."""
