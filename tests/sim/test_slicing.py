@@ -11,6 +11,7 @@ import pytest
 
 from dilocox_peer.peer.planning.sent import LOST_BYTES, PASSING_ROUNDS, TABLE_BYTES, contributions_kept
 from dilocox_peer.peer.rounds.averages import Slicing
+from dilocox_peer.peer.rounds.ballots import Ballots
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, FetchBlob, RoundProgress, Send, SliceAveraged
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seats import SeatTerms
@@ -320,6 +321,30 @@ def test_who_has_not_heard_the_inputs_averages_what_is_proposed() -> None:
     _six_that_average_by(Voter)
     assert said
     assert max((last - first for first, last in waited.values()), default=0.0) < 1.0
+
+
+def test_a_leader_that_has_named_inputs_takes_as_much_time_for_them_as_the_others_give_it() -> None:
+    """It promised another the next ballot as soon as its own time was over, while the others waited for what they averaged."""
+    left: list[float] = []
+
+    class Leading(Ballots):
+        is_naming = False
+
+        def advance(self, now: float) -> list[Action]:
+            actions = super().advance(now)
+            if self.is_naming and self._slicing is not None:
+                left.append((self._turns.due - now) / (self._seat.pace.ballot_s + self._slicing.patience_s))
+            self.is_naming = any(isinstance(each, Send) and isinstance(each.message, Inputs) for each in actions)
+            return actions
+
+    sitting = type("Votes", (Sitting,), {"ballots_type": Leading})
+    world = World(1, 6, machine=type("Machine", (RoundMachine,), {"sitting_type": sitting}))
+    world.be_sliced(4)
+    world.start_peers = 6
+    _start_alike(world)
+    world.run(100.0)
+    assert len(left) > 5
+    assert min(left) > 0.95, "0.46 of it where only the others reckoned with that"
 
 
 @pytest.mark.parametrize("num_peers", [4, 8])

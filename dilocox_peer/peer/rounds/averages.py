@@ -431,7 +431,7 @@ class Slicing:
         message = Inputs(*self._seat.at(), ballot, tuple(entries), authors)
         asked: Iterable[PeerId] = self._seat.others
         if name not in self._batches:
-            self._batches[name] = Named(tuple(entries), now)
+            self._batches[name] = Named(tuple(entries), now, is_news=True)
             self._named[self._seat.me] += 1
         elif self._current == name:
             if now < self._asked_at + self._seat.timing.retry_s:
