@@ -4,6 +4,9 @@ linkd keeps what it was told to dial linked, with pauses of its own, until it is
 dialling. So whatever hangs up says here until when, and the wanted are dialled again then; forgotten, they would stay
 unlinked until the other side dials.
 
+Of too many those are dialled that come first by a rank of ours. Leases cost who writes them nothing: those whose links never came up, or stay down, come after all
+others, and make room, a few minutes after they were dialled.
+
 Leases are claims: a peer may name a link that is another's. A link that several leases name is dialled at the addresses of
 all of them, one of each in turn as far as an order to linkd holds them, and whose it is its greeting proves.
 """
@@ -15,6 +18,7 @@ from itertools import zip_longest
 from dilocox_peer.types import LinkId, PeerId
 
 MAX_DIALLED = 48
+IN_VAIN_S = 180.0  # dialled for so long and not linked; linkd tries at least every minute
 MAX_ADDRESSES = 64  # of a link, of 512 characters each: more do not go into one order (frames.MAX_HEADER_BYTES)
 
 
@@ -56,7 +60,10 @@ class Dialling:
     def __init__(self, rank: Callable[[PeerId], str] = str) -> None:
         """rank: by which those are chosen that are dialled, where there are too many."""
         self._rank = rank
+        self._claims: dict[LinkId, _Claimed] = {}  # all that leases say, by rank
         self._wanted: dict[LinkId, _Claimed] = {}
+        self._in_vain: dict[LinkId, int] = {}  # how often a link made room for others
+        self._dialled_at: dict[LinkId, float] = {}  # of those that are not up
         self._dialled: dict[LinkId, tuple[str, ...]] = {}  # as linkd was told
         self._again_at: dict[LinkId, float] = {}  # of the wanted that are not to be dialled before
         self.deadline = float("inf")  # when `due` has something to say, as far as only time is wanting
@@ -67,12 +74,19 @@ class Dialling:
         return dict(self._dialled)
 
     def want(self, leases: Iterable[LinkAddress]) -> None:
-        """From now on these, and no others; of too many those of the lowest rank."""
+        """From now on these, and no others; of too many those that were dialled in vain least often, of these those of the lowest rank."""
         claims: dict[LinkId, list[LinkAddress]] = {}
-        for lease in sorted(leases, key=lambda lease: self._rank(lease.peer))[:MAX_DIALLED]:
+        for lease in sorted(leases, key=lambda lease: self._rank(lease.peer)):
             claims.setdefault(lease.link, []).append(lease)
-        self._wanted = {link: _claimed(of_link) for link, of_link in claims.items()}
+        self._claims = {link: _claimed(of_link) for link, of_link in claims.items()}
+        self._in_vain = {link: times for link, times in self._in_vain.items() if link in self._claims}
+        self._choose()
+
+    def _choose(self) -> None:
+        chosen = sorted(self._claims, key=lambda link: self._in_vain.get(link, 0))[:MAX_DIALLED]
+        self._wanted = {link: self._claims[link] for link in chosen}
         self._again_at = {link: at for link, at in self._again_at.items() if link in self._wanted}
+        self._dialled_at = {link: at for link, at in self._dialled_at.items() if link in self._wanted}
         self.deadline = float("-inf")
 
     def claimed_by(self, link: LinkId) -> frozenset[PeerId]:
@@ -102,10 +116,11 @@ class Dialling:
     def due(self, now: float, up: Collection[LinkId]) -> list[Dial | HangUp]:
         """What to order of linkd now. up: the links there are; one that is not wanted any more stays until it ends."""
         orders: list[Dial | HangUp] = []
+        room_at = self._make_room(now, up)
         for link in [link for link in self._dialled if link not in self._wanted and link not in up]:
             del self._dialled[link]
             orders.append(HangUp(link))
-        self.deadline = float("inf")
+        self.deadline = room_at
         for link, claimed in self._wanted.items():
             again_at = self._again_at.get(link, now)
             if again_at > now:
@@ -117,6 +132,22 @@ class Dialling:
                 self._dialled[link] = claimed.addresses
                 orders.append(Dial(link, claimed.addresses))
         return orders
+
+    def _make_room(self, now: float, up: Collection[LinkId]) -> float:
+        """Has those that were dialled in vain make room for who waits; when that is to be looked at again."""
+        for link in up:
+            self._in_vain.pop(link, None)
+            self._dialled_at.pop(link, None)
+        down = {link: self._dialled_at.setdefault(link, now) for link in self._wanted if link not in up}
+        if len(self._claims) <= len(self._wanted):
+            return float("inf")
+        if vain := [link for link, since in down.items() if now >= since + IN_VAIN_S]:
+            for link in vain:
+                self._in_vain[link] = self._in_vain.get(link, 0) + 1
+                del self._dialled_at[link]
+            self._choose()
+            down = {link: self._dialled_at.setdefault(link, now) for link in self._wanted if link not in up}
+        return min(down.values(), default=float("inf")) + IN_VAIN_S
 
 
 def _claimed(leases: Sequence[LinkAddress]) -> _Claimed:

@@ -1,0 +1,58 @@
+"""Who is dialled where more are announced than may be."""
+
+from dilocox_peer.peer.links.dialling import IN_VAIN_S, MAX_DIALLED, Dial, Dialling, HangUp, LinkAddress
+from dilocox_peer.types import LinkId, PeerId
+
+
+def _lease(number: int) -> LinkAddress:
+    return LinkAddress(PeerId(f"p{number:03d}"), LinkId(f"link{number:03d}"), (f"address {number}",))
+
+
+def _dialled_after(minutes: int, announced: range, real: range) -> tuple[set[LinkId], set[LinkId]]:
+    """Which links are up, and all that were ever dialled. real: whose links come up as soon as they are dialled."""
+    dialling, up, ever = Dialling(), set[LinkId](), set[LinkId]()
+    for minute in range(minutes):
+        now = 60.0 * minute
+        if minute % 2 == 0:
+            dialling.want([_lease(number) for number in announced])
+        if dialling.deadline > now:
+            continue
+        for order in dialling.due(now, up):
+            if isinstance(order, HangUp):
+                assert order.link not in up, "nobody who is linked makes room"
+            else:
+                ever.add(order.link)
+        assert len(dialling.dialled) <= MAX_DIALLED
+        up = {_lease(number).link for number in real} & set(dialling.dialled)
+    return up, ever
+
+
+def test_made_up_leases_make_room_for_peers_that_are_there() -> None:
+    """Those of the lowest rank were dialled for ever, whether they were there or not."""
+    up, ever = _dialled_after(40, announced=range(300), real=range(280, 300))
+    assert up == {_lease(number).link for number in range(280, 300)}
+    assert len(ever) == 300
+
+
+def test_who_is_linked_stays_dialled() -> None:
+    up, _ = _dialled_after(60, announced=range(300), real=range(40))
+    assert up == {_lease(number).link for number in range(40)}
+
+
+def test_nobody_makes_room_where_there_is_room_for_all() -> None:
+    dialling = Dialling()
+    dialling.want([_lease(number) for number in range(MAX_DIALLED)])
+    assert len(dialling.due(0.0, ())) == MAX_DIALLED
+    assert dialling.deadline == float("inf")
+    assert dialling.due(10 * IN_VAIN_S, ()) == []
+
+
+def test_room_is_made_for_the_first_that_wait() -> None:
+    dialling = Dialling()
+    dialling.want([_lease(number) for number in range(MAX_DIALLED + 1)])
+    up = {_lease(number).link for number in range(1, MAX_DIALLED)}
+    dialling.due(0.0, ())
+    assert dialling.due(IN_VAIN_S - 1.0, up) == []
+    orders = dialling.due(IN_VAIN_S, up)
+    waiting = _lease(MAX_DIALLED)
+    assert orders == [HangUp(_lease(0).link), Dial(waiting.link, waiting.addresses)]
