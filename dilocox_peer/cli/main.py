@@ -278,6 +278,11 @@ def main() -> None:
         try:
             # It exits by itself: 0, 2 for wrong usage, or what a command said.
             app(arguments, prog_name=PROGRAM, default_map=settings)
+        except ExceptionGroup as group:  # of tasks that belong together: a full disk ends one of them
+            expected = _expected(group)
+            if expected is None:
+                raise
+            raise expected from None
         except SystemExit:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where it is told if it cannot be written
@@ -296,6 +301,17 @@ def main() -> None:
         reason = (error.strerror or str(error)).lower()
         typer.echo(printable_lines(f"{PROGRAM}: {error.filename}: {reason}", MAX_ERROR_CHARS), err=True)
         sys.exit(ConfigError.exit_code)
+
+
+def _expected(group: ExceptionGroup[Exception]) -> DilocoxError | OSError | None:
+    """The first of a group of failures that are all told in a line, or None."""
+    known, others = group.split((DilocoxError, OSError))
+    if known is None or others is not None:
+        return None
+    first: Exception = known
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, DilocoxError | OSError) else None
 
 
 def _unwritten(error: OSError) -> int:

@@ -1,5 +1,6 @@
 """What is typed wrongly ends in one line that names it, and exit code 2; never in a traceback. So does, with 1, what cannot be written."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -71,6 +72,28 @@ def test_a_full_disk_behind_standard_output_is_told_in_one_line(words: list[str]
         )  # fmt: skip
     assert done.stderr == "dilocox-peer: cannot write: no space left on device\n"
     assert done.returncode == 1
+
+
+def test_what_ends_tasks_that_belong_together_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_plan(flags: object) -> None:
+        full = OSError(errno.ENOSPC, "No space left on device", "/home/x/rounds.log")
+        raise ExceptionGroup("tasks", [ExceptionGroup("tasks", [full])])
+
+    monkeypatch.setattr("dilocox_peer.cli.plan.run_plan", run_plan)
+    assert say(["plan", "tiny"], monkeypatch) == 2
+    assert capsys.readouterr().err == "dilocox-peer: /home/x/rounds.log: no space left on device\n"
+
+
+def test_a_fault_of_ours_among_tasks_is_shown_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_plan(flags: object) -> None:
+        raise ExceptionGroup("tasks", [OSError(errno.ENOSPC, "full"), KeyError("ours")])
+
+    monkeypatch.setattr("dilocox_peer.cli.plan.run_plan", run_plan)
+    monkeypatch.setattr(sys, "argv", ["dilocox-peer", "plan", "tiny"])
+    with pytest.raises(ExceptionGroup):
+        main()
 
 
 def test_a_reader_of_standard_output_that_has_gone_is_no_word_worth() -> None:
