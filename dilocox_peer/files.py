@@ -26,7 +26,9 @@ def replace_file(
 ) -> None:
     """Writes parts one after another through a temporary file in the same folder: path is the old file or the new one, never a part,
     and when this returns the new one outlives a power cut. mode: who may read it. durable: False for what may be lost in a power
-    cut, though not with the process. Raises OSError."""
+    cut, though not with the process. A device or a pipe of that name is left as it is. Raises OSError."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, no file", str(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_OURS)
     try:
         with os.fdopen(handle, "wb", buffering=0) as file:

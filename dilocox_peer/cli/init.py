@@ -192,8 +192,11 @@ def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """The file is the old one or the new one, never a part. Raises ConfigError."""
+    """The file is the old one or the new one, never a part; a device or a pipe takes it as it comes. Raises ConfigError."""
     try:
-        replace_file(path, [content])
+        if path.is_char_device() or path.is_fifo():
+            path.write_bytes(content)
+        else:
+            replace_file(path, [content])
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
