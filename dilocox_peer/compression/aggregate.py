@@ -21,6 +21,8 @@ from dilocox_peer.compression.agreement import WHOLE, parts_by_agreement
 from dilocox_peer.compression.contribution import Blob, Contribution, open_contribution
 from dilocox_peer.compression.lengths import (
     CLIP_STEPS,
+    LEAST_FACTOR,
+    Lengths,
     Shares,
     Squares,
     length_of,
@@ -28,6 +30,7 @@ from dilocox_peer.compression.lengths import (
     squares_of,
     unit_factors,
     unit_of,
+    unit_sizes,
     units_of,
 )
 from dilocox_peer.compression.reader import PIECE, TensorReader, pieces
@@ -40,6 +43,11 @@ MAX_WEIGHT = 4
 UNIT_CLIP = 0.5
 """Of norm_clip, what a unit may have: two of eight that put all they may into a few units for 24 rounds cost 3.6 to 4.0 % of the loss then, 5.1 % with all of it,
 and of six honest ones none lost anything either way (benchmarks/hostile_learning.py)."""
+
+LEAST_COMPARED = 3  # contributions that weigh anything, before their norms say what is usual: of two, the lesser would hold the other to nothing
+REACH, UNIT_REACH = 2.0, 4.0
+"""Times most_rms that a contribution may reach as a whole; and times as far, by its size, a unit, as what is sent in parts gathers there. Honest ones came to
+0.03 to 0.3 as a whole, 0.9 in the first rounds of AdamW with topk, and to 3.2 in a unit then (benchmarks/hostile_learning.py, learning.py)."""
 
 MAX_LATE_SCALE = 4.0
 """Pseudo-gradient that gathered over missed rounds may be that much larger than the group's, before clipping starts."""
@@ -69,13 +77,15 @@ class WeighedContributions:
         micro_batches: Sequence[int],
         *,
         norm_clip: float,
+        most_rms: float = math.inf,
         squares: Sequence[Squares | None] = (),
         beacon: bytes = b"",
     ) -> None:
         """Weights are micro-batches (capped); copies count once and nothing weighs nothing (weights_of_their_own). A contribution that agrees little
         with the others weighs less, down to nothing (agreement.py). A contribution whose norm exceeds norm_clip times the group's median (scaled by its
         micro-batches, see clip_factors) is scaled down to that, and each unit of a tensor to UNIT_CLIP of it beside what is usual there, if three have
-        anything in it (lengths.py). clip_factors tell all three. squares: what contribution_squares gave before, in order, None where it was not
+        anything in it (lengths.py); and however few they are, to REACH times most_rms, the root mean square that the inner optimizer can come to in a round
+        (reach_of), UNIT_REACH of it in a unit. clip_factors tell all of it. squares: what contribution_squares gave before, in order, None where it was not
         asked: that one is decoded for it here. beacon: what nobody knew before all had contributed, the same on all peers. Raises MalformedBlob, also for a value that is not finite."""
         assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
         assert all(count >= 0 for count in micro_batches), f"negative micro-batches in {micro_batches}"
@@ -91,19 +101,19 @@ class WeighedContributions:
             squares_of(contribution, layout) if each is None else each
             for contribution, each in zip(self._contributions, known, strict=True)
         ]
-        self._units, self._layout = tuple(units_of(layout)), layout
-        self._factors: Sequence[float] = (1.0,) * len(blobs)
-        self._counts, self._norm_clip = micro_batches, norm_clip
-        if len(blobs) > 1:  # a group of one is its own median
-            self.norms = tuple(map(length_of, self._squares))
-            counts = weights_of_their_own(blobs, self.norms, micro_batches)
-            parts = parts_by_agreement(layout, self._contributions, counts, beacon)
-            self._factors, self._counts = weighed(self.norms, counts, parts, norm_clip=norm_clip)
-            self._total = sum(self._counts)
-            if self.is_void:
-                return
-            left = zip(self._lengths_left(), parts, strict=True)
-            self.clip_factors = tuple(factor * part / WHOLE for factor, part in left)
+        self._units, self._layout, self._sizes = tuple(units_of(layout)), layout, unit_sizes(layout)
+        self._factors: Sequence[float]
+        self._norm_clip, self._most_rms = norm_clip, most_rms
+        self.norms = tuple(map(length_of, self._squares))
+        counts = weights_of_their_own(blobs, self.norms, micro_batches)
+        parts = parts_by_agreement(layout, self._contributions, counts, beacon)
+        reach = reach_of(layout.num_elements, most_rms)
+        self._factors, self._counts = weighed(self.norms, counts, parts, norm_clip=norm_clip, reach=reach)
+        self._total = sum(self._counts)
+        if self.is_void:
+            return
+        left = zip(self._lengths_left(), parts, strict=True)
+        self.clip_factors = tuple(factor * part / WHOLE for factor, part in left)
 
     @property
     def is_void(self) -> bool:
@@ -122,13 +132,16 @@ class WeighedContributions:
             contribution.let_go(index)
 
     def _factors_of(self, units: slice) -> UnitFactors:
-        squares = [each[units] for each in self._squares]
-        return factors_of(squares, self._counts, self._factors, norm_clip=self._norm_clip)
+        squares, sizes = [each[units] for each in self._squares], self._sizes[units]
+        return factors_of(
+            squares, self._counts, self._factors, sizes, norm_clip=self._norm_clip, most_rms=self._most_rms
+        )
 
     def _lengths_left(self) -> Iterator[float]:
         """How long each is still, of what it was."""
         # By tensors, as all of them are large. Of ratios: squares of the smallest factors are no floats any more.
         own = np.array(self._factors)[:, None]
+        own = np.where(own > 0.0, own, 1.0)
         lost = [
             (1.0 - (self._factors_of(units) / own) ** 2, units) for units in self._units if units.stop > units.start
         ]
@@ -159,9 +172,11 @@ class TensorMean:
             out_X.add_(scale(scratch_X, shares[units], self._unit))
 
 
-def aggregate(layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int], *, norm_clip: float) -> Mean:
+def aggregate(
+    layout: Layout, blobs: Sequence[Blob], micro_batches: Sequence[int], *, norm_clip: float, most_rms: float = math.inf
+) -> Mean:
     """The whole mean of the decoded blobs as one vector: see WeighedContributions. Raises MalformedBlob."""
-    weighed = WeighedContributions(layout, blobs, micro_batches, norm_clip=norm_clip)
+    weighed = WeighedContributions(layout, blobs, micro_batches, norm_clip=norm_clip, most_rms=most_rms)
     if weighed.is_void:
         return Mean(None, weighed.norms, weighed.clip_factors)
     mean_N, scratch_X = torch.empty(layout.num_elements), torch.empty(PIECE)
@@ -208,31 +223,46 @@ def _are_equal(one: Blob, other: Blob) -> bool:
 
 
 def weighed(
-    norms: Sequence[float], micro_batches: Sequence[int], parts: Sequence[int], *, norm_clip: float
+    norms: Sequence[float],
+    micro_batches: Sequence[int],
+    parts: Sequence[int],
+    *,
+    norm_clip: float,
+    reach: float = math.inf,
 ) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """(clip factors, weights) of contributions of which agreement leaves these parts: what it leaves nothing of has no say in how long
-    the others may be."""
+    the others may be, and neither have copies nor what an idle peer's residual comes to."""
     counts = tuple(count if part else 0 for count, part in zip(micro_batches, parts, strict=True))
-    heard = [norm if part else 0.0 for norm, part in zip(norms, parts, strict=True)]
-    factors = clip_factors(heard, counts, norm_clip=norm_clip)
+    heard = [norm if count else 0.0 for norm, count in zip(norms, counts, strict=True)]
+    factors = clip_factors(heard, counts, norm_clip=norm_clip, reach=reach)
     return factors, tuple(count * part for count, part in zip(counts, parts, strict=True))
 
 
-def clip_factors(norms: Sequence[float], micro_batches: Sequence[int], *, norm_clip: float) -> tuple[float, ...]:
-    """Factor in (0, 1] for each contribution, in 1/64ths (2**-k/64ths below that), so exact in float32.
+def clip_factors(
+    norms: Sequence[float], micro_batches: Sequence[int], *, norm_clip: float, reach: float = math.inf
+) -> tuple[float, ...]:
+    """Factor for each contribution, 1 or less, in 1/64ths (2**-k/64ths below that), so exact in float32; 0 below LEAST_FACTOR.
 
     The limit of contribution i is norm_clip * median norm * clamp(micro_batches_i / median, 1, 4): one that gathered
     over missed rounds may be larger, one of a slow peer is never held to less than the group's. Medians are lower
-    ones, over what is not zero: idle peers cannot clip the others to nothing.
+    ones, over what is not zero: idle peers cannot clip the others to nothing. reach: the limit of all, also of fewer than
+    LEAST_COMPARED, which have no other.
     """
-    median_norm = median_norm_of(norms)
-    if median_norm == 0.0 or not any(micro_batches):
+    if not any(micro_batches):
         return (1.0,) * len(norms)
+    are_compared = sum(norm > 0.0 for norm in norms) >= LEAST_COMPARED
+    usual = norm_clip * median_norm_of(norms) if are_compared else math.inf
     factors = []
     for norm, scale_ in zip(norms, _scales(micro_batches), strict=True):
-        limit = norm_clip * median_norm * scale_
+        limit = min(usual * scale_, reach)
         factors.append(1.0 if norm <= limit else _rounded_down(limit / norm))
     return tuple(factors)
+
+
+def reach_of(num_elements: int, most_rms: float) -> float:
+    """How long a contribution to so many elements may be at most, whatever others come to. Without it a round of few has no measure: one that
+    is alone in it would be its own."""
+    return REACH * most_rms * math.sqrt(num_elements)
 
 
 def _scales(micro_batches: Sequence[int]) -> list[float]:
@@ -242,11 +272,18 @@ def _scales(micro_batches: Sequence[int]) -> list[float]:
 
 
 def factors_of(
-    squares: Sequence[Squares], counts: Sequence[int], factors: Sequence[float], *, norm_clip: float
+    squares: Sequence[Squares],
+    counts: Sequence[int],
+    factors: Sequence[float],
+    sizes_U: Lengths,
+    *,
+    norm_clip: float,
+    most_rms: float = math.inf,
 ) -> UnitFactors:
     """(M, U): of units, the contributions' own factors or what their length there leaves (unit_factors), which is measured as that of the whole is,
-    by UNIT_CLIP of its limit."""
-    return unit_factors(squares, counts, factors, _scales(counts), norm_clip=UNIT_CLIP * norm_clip)
+    by UNIT_CLIP of its limit, and beside UNIT_REACH of what the inner optimizer can come to. sizes_U: their elements."""
+    reach_U = UNIT_REACH * REACH * most_rms * np.sqrt(sizes_U)
+    return unit_factors(squares, counts, factors, _scales(counts), norm_clip=UNIT_CLIP * norm_clip, reach_U=reach_U)
 
 
 def shares_of(factors: UnitFactors, counts: Sequence[int], total: int) -> list[Shares]:
@@ -276,6 +313,8 @@ def squared_norm(contribution: Contribution) -> float:
 
 def _rounded_down(factor: float) -> float:
     """factor rounded down to 64ths of the power of two above it: 1/64ths for factors from 1/2 up."""
+    if factor < LEAST_FACTOR:
+        return 0.0
     mantissa, exponent = math.frexp(factor)  # mantissa in [1/2, 1)
     return math.ldexp(math.floor(mantissa * CLIP_STEPS) / CLIP_STEPS, exponent)
 

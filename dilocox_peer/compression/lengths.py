@@ -26,11 +26,16 @@ LEAST_COMPARED = 3  # contributions that have anything in a unit
 CLIP_STEPS = 64
 """Clip factors are rounded down to 1/64ths: a difference in a norm's last bits cannot show in the result."""
 
+LEAST_FACTOR = 2.0**-64
+"""What is so much too long counts nothing: shares stay far from denormal numbers, which not every processor keeps."""
+
 _BITS = 20
 _EXACT = 8192  # squares of so many bits whose sum a float64 holds exactly
 
 Squares = np.ndarray[Any, np.dtype[np.float64]]
 """(U): of a contribution the sums of squares of all units."""
+Lengths = np.ndarray[Any, np.dtype[np.float64]]
+"""(U): of units, in elements or as a bound on what is in them."""
 Shares = np.ndarray[Any, np.dtype[np.float32]]
 """(U): of a contribution in the mean of each unit."""
 
@@ -57,6 +62,16 @@ def units_of(layout: Layout) -> Iterator[slice]:
         num = -(-spec.num_elements // unit_of(spec.num_elements))
         yield slice(first, first + num)
         first += num
+
+
+def unit_sizes(layout: Layout) -> Lengths:
+    """(U): how many elements each has."""
+    sizes = np.zeros(0)
+    for spec in layout.tensors:
+        whole, rest = divmod(spec.num_elements, unit_of(spec.num_elements))
+        last = [rest] if rest else []
+        sizes = np.append(sizes, [float(unit_of(spec.num_elements))] * whole + last)
+    return sizes
 
 
 def squares_of(contribution: Opened, layout: Layout) -> Squares:
@@ -101,18 +116,22 @@ def unit_factors(
     scales: Sequence[float],
     *,
     norm_clip: float,
+    reach_U: Lengths | float = math.inf,
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """(M, U): the contributions' own factors, or what is left of a unit that is more than norm_clip times its scale times as long as the lower median of
-    those that have anything there and weigh anything, whichever is less. Of fewer than LEAST_COMPARED nobody is unlike the others."""
+    those that have anything there and weigh anything, or longer than reach_U, whichever is less. Of fewer than LEAST_COMPARED nobody is unlike the others, and
+    reach_U alone is the limit."""
     own_MU = np.broadcast_to(np.array(factors)[:, None], (len(factors), len(squares_MU[0])))
     norms_MU = np.sqrt(np.stack(squares_MU)) * (np.array(counts)[:, None] > 0)
     num_U = (norms_MU > 0.0).sum(0)
     ordered_MU = np.sort(np.where(norms_MU > 0.0, norms_MU, np.inf), axis=0)
     median_U = np.take_along_axis(ordered_MU, np.maximum(num_U - 1, 0)[None] // 2, axis=0)[0]
-    limits_MU = norm_clip * median_U * np.array(scales)[:, None]
-    is_long_MU = (norms_MU > limits_MU) & (num_U >= LEAST_COMPARED)
+    usual_U = np.where(num_U >= LEAST_COMPARED, median_U, np.inf)
+    limits_MU = np.minimum(norm_clip * usual_U * np.array(scales)[:, None], reach_U)
+    is_long_MU = norms_MU > limits_MU
     mantissas_MU, exponents_MU = np.frexp(np.divide(limits_MU, norms_MU, out=np.ones_like(norms_MU), where=is_long_MU))
     left_MU = np.ldexp(np.floor(mantissas_MU * CLIP_STEPS) / CLIP_STEPS, exponents_MU)
+    left_MU = np.where(left_MU < LEAST_FACTOR, 0.0, left_MU)
     return np.where(is_long_MU, np.minimum(left_MU, own_MU), own_MU)
 
 

@@ -22,6 +22,7 @@ from dilocox_peer.compression.aggregate import (
     TensorMean,
     capped_weights,
     factors_of,
+    reach_of,
     shares_of,
     squared_norm,
     weighed,
@@ -37,7 +38,7 @@ from dilocox_peer.compression.contribution import (
     open_contribution,
 )
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
-from dilocox_peer.compression.lengths import scale, squares_of, unit_of, units_of
+from dilocox_peer.compression.lengths import scale, squares_of, unit_of, unit_sizes, units_of
 from dilocox_peer.compression.reader import TensorReader, pieces
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout, TensorSpec, sha256
@@ -194,12 +195,16 @@ def average_slice(
     codec_of: CodecPolicy,
     residual: Blob,
     beacon: bytes,
+    most_rms: float = math.inf,
+    num_elements: int = 0,
 ) -> AveragedSlice:
     """Equal bytes on every machine, from equal inputs in equal order. residual: what was lost before, b"": nothing. beacon: known to nobody
-    before all had contributed. Raises MalformedBlob."""
+    before all had contributed. most_rms: of what contributes, as in aggregate.py. num_elements: of the whole vector, where this is not all of it. Raises MalformedBlob."""
     residual_N = _residual(residual, layout)
     sent_N = torch.empty_like(residual_N)
-    _mean(layout, inputs, norm_clip=norm_clip, beacon=beacon, out_N=sent_N)
+    _mean(
+        layout, inputs, norm_clip=norm_clip, most_rms=most_rms, num_elements=num_elements or layout.num_elements, beacon=beacon, out_N=sent_N,
+    )  # fmt: skip
     for (_spec, start, stop), decay in zip(layout.spans(), decay_by_codec(layout, codec_of), strict=True):
         with_feedback(sent_N[start:stop], residual_N[start:stop], decay, out=sent_N[start:stop])
     blob = ContributionEncoder(layout, codec_of).blob_of(sent_N)
@@ -224,7 +229,16 @@ def _residual(raw: Blob, layout: Layout) -> Tensor:
     return values
 
 
-def _mean(layout: Layout, inputs: Sequence[SliceInput], *, norm_clip: float, beacon: bytes, out_N: Tensor) -> None:
+def _mean(
+    layout: Layout,
+    inputs: Sequence[SliceInput],
+    *,
+    norm_clip: float,
+    most_rms: float,
+    num_elements: int,
+    beacon: bytes,
+    out_N: Tensor,
+) -> None:
     """As aggregate.py has it, of one slice: in the inputs' order, a multiplication and an addition each on its own."""
     out_N.zero_()
     norms = [math.sqrt(math.fsum(each.squared)) for each in inputs]
@@ -232,15 +246,15 @@ def _mean(layout: Layout, inputs: Sequence[SliceInput], *, norm_clip: float, bea
     opened = [open_contribution(each.blob, layout) for each in inputs]
     is_small = 4 * layout.num_elements * len(inputs) <= DECODED_BYTES
     contributions: Sequence[Contribution | _Decoded] = [_Decoded.of(each) for each in opened] if is_small else opened
-    factors: Sequence[float] = (1.0,) * len(inputs)
-    if len(inputs) > 1:
-        counts = weights_of_their_own([each.table for each in inputs], norms, counts)
-        parts = parts_by_agreement(layout, contributions, counts, beacon)
-        factors, counts = weighed(norms, counts, parts, norm_clip=norm_clip)
+    counts = weights_of_their_own([each.table for each in inputs], norms, counts)
+    parts = parts_by_agreement(layout, contributions, counts, beacon)
+    reach = reach_of(num_elements, most_rms)
+    factors, counts = weighed(norms, counts, parts, norm_clip=norm_clip, reach=reach)
     if not (total := sum(counts)):
         return
     squares = [squares_of(each, layout) for each in contributions]
-    shares = shares_of(factors_of(squares, counts, factors, norm_clip=norm_clip), counts, total)
+    left_MU = factors_of(squares, counts, factors, unit_sizes(layout), norm_clip=norm_clip, most_rms=most_rms)
+    shares = shares_of(left_MU, counts, total)
     scratch_N = torch.empty(0 if is_small else layout.num_elements)
     for row, contribution in enumerate(contributions):
         decoded_N = contribution.values_N if isinstance(contribution, _Decoded) else _decode(contribution, scratch_N)

@@ -31,6 +31,7 @@ from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States, fetch_state
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.conductor import Conductor
+from dilocox_peer.peer.training.inner_reach import InnerReach
 from dilocox_peer.peer.training.known_norms import KnownNorms
 from dilocox_peer.peer.training.outer_contract import Origins
 from dilocox_peer.peer.training.slice_desk import SliceDesk, contribution_layout
@@ -235,7 +236,8 @@ def _slice_desk(manifest: Manifest, stage: int, keeper: Keeper) -> SliceDesk | N
     if not (count := manifest.rounds.num_slices):
         return None
     return SliceDesk(
-        layout_of(manifest, stage), count, norm_clip=manifest.limits.norm_clip, blobs=keeper.blobs
+        layout_of(manifest, stage), count, norm_clip=manifest.limits.norm_clip, blobs=keeper.blobs,
+        reach=InnerReach.of(manifest),
     )  # fmt: skip
 
 

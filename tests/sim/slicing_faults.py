@@ -70,7 +70,7 @@ class AveragesWhatIsNotHere(Slicing):
         for index in own:
             if index not in batch.under_way and self._seat.me not in batch.said.get(index, {}):
                 batch.under_way.add(index)
-                actions.append(AverageSlice(inputs, index, batch.entries, b"", "int4"))
+                actions.append(AverageSlice(inputs, index, batch.entries, b"", "int4", 8))
         return actions
 
 

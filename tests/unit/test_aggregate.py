@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_peer.compression.aggregate import (
+    REACH,
+    UNIT_REACH,
     Mean,
     aggregate,
     capped_weights,
@@ -16,7 +18,7 @@ from dilocox_peer.compression.aggregate import (
 )
 from dilocox_peer.compression.codec import CODECS, uniform_policy
 from dilocox_peer.compression.contribution import encode_contribution
-from dilocox_peer.compression.lengths import CLIP_STEPS
+from dilocox_peer.compression.lengths import CLIP_STEPS, LEAST_UNIT
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout
 
@@ -118,10 +120,46 @@ def test_idle_peers_cannot_clip_the_others_to_nothing():
 def test_clip_factors_hide_the_last_bits_of_a_norm(norms, data):
     counts = data.draw(st.lists(st.integers(0, 100), min_size=len(norms), max_size=len(norms)))
     factors = clip_factors(norms, counts, norm_clip=4.0)
-    assert all(0 < factor <= 1 for factor in factors)
+    assert all(0 <= factor <= 1 for factor in factors)
     for factor in factors:
         mantissa, _ = np.frexp(factor)
         assert mantissa * CLIP_STEPS == int(mantissa * CLIP_STEPS)
+
+
+@pytest.mark.parametrize("counts", [[10, 0], [10, 10, 0, 0], [10, 10, 10, 0, 0, 0, 0]])
+def test_what_idle_peers_residuals_come_to_holds_nobody_to_nothing(counts):
+    """They are contributions without work, far shorter than the others; where they were half of all, 2 % was left of those."""
+    blobs = [blob_of(pseudo_gradient(seed) * (1.0 if count else 0.005)) for seed, count in enumerate(counts)]
+    mean = aggregate(LAYOUT, blobs, counts, norm_clip=4.0)
+    assert mean.clip_factors[: counts.index(0)] == (1.0,) * counts.index(0)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("size", [1e3, 1e30, 3e38])
+def test_one_of_few_moves_nobody_further_than_the_inner_optimizer_can(others, size):
+    """Nothing clipped who was alone in a round: a leader that named only its own contribution wrote the model anew, or made it infinite for all."""
+    huge = torch.zeros(LAYOUT.num_elements)
+    huge[::3] = size
+    blobs = [blob_of(huge, "none"), *(blob_of(pseudo_gradient(seed)) for seed in range(others))]
+    mean = mean_of(aggregate(LAYOUT, blobs, [1] * len(blobs), norm_clip=4.0, most_rms=0.01))
+    moved = float(torch.linalg.vector_norm(mean.double()))
+    honest = float(torch.linalg.vector_norm(pseudo_gradient(0).double())) if others else 0.0
+    assert moved <= REACH * 0.01 * LAYOUT.num_elements**0.5 + honest
+
+
+def test_one_of_two_that_contributes_next_to_nothing_leaves_the_other_what_it_did():
+    """The lesser of two norms was the measure of both."""
+    blobs = [blob_of(pseudo_gradient(0), "none"), blob_of(pseudo_gradient(1) * 1e-20, "none")]
+    mean = aggregate(LAYOUT, blobs, [8, 8], norm_clip=4.0, most_rms=1.0)
+    assert mean.clip_factors == (1.0, 1.0)
+
+
+def test_a_few_elements_hold_no_more_than_their_part_of_what_one_may_move():
+    spike = torch.zeros(LAYOUT.num_elements)
+    spike[5] = 0.01 * LAYOUT.num_elements**0.5
+    mean = mean_of(aggregate(LAYOUT, [blob_of(spike, "none")], [8], norm_clip=1.0, most_rms=0.01))
+    unit = min(LEAST_UNIT, LAYOUT.tensors[0].num_elements)
+    assert 0.0 < float(mean[5]) <= UNIT_REACH * REACH * 0.01 * unit**0.5
 
 
 def test_a_copy_adds_nothing_to_what_it_is_a_copy_of():

@@ -53,7 +53,7 @@ def swarm(folder: Path, codec: str = "int4") -> list[Peer]:
 
 
 def averaged(peer: Peer, entries: list[Entry], index: int, base: bytes) -> SliceOutcome:
-    (done,) = peer.desk.average(AverageSlice(inputs_of(entries), index, tuple(entries), base, peer.codec))
+    (done,) = peer.desk.average(AverageSlice(inputs_of(entries), index, tuple(entries), base, peer.codec, 8))
     assert isinstance(done, SliceAveraged)
     assert done.outcome is not None
     return done.outcome
@@ -154,12 +154,12 @@ def test_a_contribution_whose_table_lies_about_a_norm_is_refused_by_whoever_aver
     for blob in (*blobs[:-1], lied):
         peer.blobs.put(blob)
     entries = [own, replaced(entry, blob=sha256(lied))]
-    told = peer.desk.average(AverageSlice(inputs_of(entries), 0, tuple(entries), b"", "int4"))
+    told = peer.desk.average(AverageSlice(inputs_of(entries), 0, tuple(entries), b"", "int4", 8))
     assert told == (
         BlobRefused(sha256(lied), "a slice of another norm than its table says"),
         SliceAveraged(inputs_of(entries), 0, None),
     )
-    honest = peer.desk.average(AverageSlice(inputs_of(entries), 1, tuple(entries), b"", "int4"))
+    honest = peer.desk.average(AverageSlice(inputs_of(entries), 1, tuple(entries), b"", "int4", 8))
     assert isinstance(honest[0], SliceAveraged), "of another slice it says the truth"
     assert len(own_blobs) == SLICES + 1
 
@@ -168,7 +168,7 @@ def test_what_is_gone_from_the_disk_is_told(tmp_path: Path) -> None:
     peer = swarm(tmp_path)[0]
     entry, blobs = peer.offer(1)
     none = SliceAveraged(inputs_of([entry]), 2, None)
-    action = AverageSlice(inputs_of([entry]), 2, (entry,), sha256(b"a residual that nobody has"), "int4")
+    action = AverageSlice(inputs_of([entry]), 2, (entry,), sha256(b"a residual that nobody has"), "int4", 8)
     assert peer.desk.average(action) == (none,)
     peer.blobs.forget(sha256(blobs[2]))
-    assert peer.desk.average(AverageSlice(inputs_of([entry]), 2, (entry,), b"", "int4")) == (none,)
+    assert peer.desk.average(AverageSlice(inputs_of([entry]), 2, (entry,), b"", "int4", 8)) == (none,)

@@ -353,7 +353,8 @@ class Slicing:
             if not is_here:
                 continue
             batch.under_way.add(index)
-            actions.append(AverageSlice(inputs, index, batch.entries, base, self._seat.place.plan.codec))
+            plan = self._seat.place.plan
+            actions.append(AverageSlice(inputs, index, batch.entries, base, plan.codec, plan.inner_steps))
         return actions
 
     def _said_again(self, inputs: Digest, to: Iterable[PeerId]) -> list[Action]:

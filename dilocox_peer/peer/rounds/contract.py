@@ -227,13 +227,14 @@ class FetchBlob:
 class AverageSlice:
     """Average a slice of these contributions, all of whose slices of that number are held, with the residual named base (b"": none), which
     is held; answered by SliceAveraged. codec: of contributions, by the newest plan: all that average here name the same, and the
-    mean is encoded by it, whatever its contributions are in."""
+    mean is encoded by it, whatever its contributions are in. inner_steps: H, by the same plan: so far a contribution may reach."""
 
     inputs: Digest
     slice: int
     entries: tuple[Entry, ...]
     base: bytes
     codec: str
+    inner_steps: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,7 @@ class Conductor:
                         own=own,
                         round_number=value.round,
                         head=certificate.head,
+                        inner_steps=value.plan.inner_steps,
                     )
                 )
             case _:

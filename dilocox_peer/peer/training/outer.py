@@ -55,6 +55,7 @@ from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.peer.planning.spectrum import needed_rank
 from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory, GrowingState, buffer_of
 from dilocox_peer.peer.training.crew import Crew
+from dilocox_peer.peer.training.inner_reach import UNKNOWN, InnerReach
 from dilocox_peer.peer.training.outer_contract import AnchorMoved
 from dilocox_peer.peer.training.outer_step import Before, OuterStep, Settlement
 from dilocox_peer.store.outline import Outline
@@ -74,7 +75,7 @@ class OuterSettings:
     """learning_rate and momentum: of the outer Nesterov step. norm_clip: limits.norm_clip of the manifest.
 
     residual_decay: of every tensor; None: each by its codec (feedback.py). is_residual_halved: kept in bfloat16, rounded stochastically.
-    slices: in which the run averages; 0: all to all.
+    slices: in which the run averages; 0: all to all. reach: of the inner optimizer.
     """
 
     learning_rate: float
@@ -84,6 +85,7 @@ class OuterSettings:
     norm_clip: float = 4.0
     is_residual_halved: bool = False
     slices: int = 0
+    reach: InnerReach = UNKNOWN
 
     @classmethod
     def of(cls, manifest: Manifest) -> "OuterSettings":
@@ -94,6 +96,7 @@ class OuterSettings:
             norm_clip=manifest.limits.norm_clip,
             is_residual_halved=manifest.compression.residual == "bfloat16",
             slices=manifest.rounds.num_slices,
+            reach=InnerReach.of(manifest),
         )
 
 
@@ -226,12 +229,14 @@ class OuterOptimizer:
         own: bool,
         round_number: int,
         head: Digest,
+        inner_steps: int = 0,
         rank_in_use: int = 0,
         squares: Sequence[Squares | None] = (),
         are_results: bool = False,
     ) -> tuple[AnchorMoved, Tensor]:
         """One certificate: its blobs and their micro-batches in its order. What came of it, and shift_N, float32, to be added to the local parameters;
         the caller owns it. `state` is at the new head then. own: whether our offer is among them.
+        inner_steps: H by the certificate's plan: as far as the inner optimizer comes in it, and REACH times as far, a contribution may reach.
         rank_in_use: of low rank, where the rank that the mean needs is to be measured; 0: it is not.
         squares: those of the blobs that are known (aggregate.py). are_results: the blobs are not those of the contributions, but what the slices
         of their mean came to.
@@ -253,8 +258,9 @@ class OuterOptimizer:
             weighed = CertifiedMean(self._cut, blobs, len(weights))
         else:
             weighed = WeighedContributions(
-                self._layout, blobs, weights, norm_clip=self._settings.norm_clip, squares=squares, beacon=head
-            )
+                self._layout, blobs, weights, norm_clip=self._settings.norm_clip, squares=squares, beacon=head,
+                most_rms=self._settings.reach.most_rms(inner_steps),
+            )  # fmt: skip
         if weighed.is_void:
             # Anchor and momentum stay; an offer of ours that was in it, and counts nothing, is settled.
             shift_N, needed = torch.zeros_like(self.anchor_N), 0

@@ -24,6 +24,7 @@ from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.rounds.contract import AverageSlice, BlobPart, BlobRefused, SliceAveraged
+from dilocox_peer.peer.training.inner_reach import UNKNOWN, InnerReach
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, Layout
 from dilocox_peer.wire.blobs import MAX_TABLE_BYTES, SliceTable
@@ -36,10 +37,12 @@ MAX_READ = 64  # tables that are kept as they were read: of each a peer averages
 class SliceDesk:
     """Slices of one stage. blobs: where tables, slices, results and residuals lie."""
 
-    def __init__(self, layout: Layout, count: int, *, norm_clip: float, blobs: Shelf) -> None:
-        """layout: of the whole."""
+    def __init__(
+        self, layout: Layout, count: int, *, norm_clip: float, blobs: Shelf, reach: InnerReach = UNKNOWN
+    ) -> None:
+        """layout: of the whole. reach: of the inner optimizer."""
         self._cut = cut(layout, count)
-        self._norm_clip = norm_clip
+        self._norm_clip, self._reach = norm_clip, reach
         self._blobs = blobs
         self._checked: OrderedDict[tuple[Digest, int], None] = OrderedDict()
         self._read: OrderedDict[Digest, tuple[bytes, SliceTable]] = OrderedDict()
@@ -86,7 +89,7 @@ class SliceDesk:
             residual = self._mapped(Digest(action.base)) if action.base else b""
             averaged = average_slice(
                 self._cut.slices[index], inputs, norm_clip=self._norm_clip, codec_of=policy_named(RESULT_CODEC[action.codec]), residual=residual,
-                beacon=action.inputs,
+                beacon=action.inputs, most_rms=self._reach.most_rms(action.inner_steps), num_elements=self._cut.layout.num_elements,
             )  # fmt: skip
         except (KeyError, MalformedBlob):
             return (none,)

@@ -164,11 +164,12 @@ class Trainer:
         own: bool,
         round_number: int,
         head: Digest,
+        inner_steps: int = 0,
         squares: Sequence[Squares | None] = (),
         are_results: bool = False,
     ) -> "Future[AnchorMoved]":
         """Applies a certificate: its blobs and their micro-batches in its order; own: whether our offer is among them. squares: those
-        of the blobs that are known (aggregate.py). are_results: see OuterOptimizer.merge.
+        of the blobs that are known (aggregate.py). inner_steps, are_results: see OuterOptimizer.merge.
 
         No blobs: a void round, or a certificate that only moves the head. Done when anchor and local parameters are
         (`state` is new a little earlier, `progress` not later). If the round was not closed here yet, it is over now
@@ -185,7 +186,7 @@ class Trainer:
             rank = plan.rank if self._watches_rank and plan.codec == LOW_RANK else 0
             moved = outer.merge(
                 blobs, weights, own=own, round_number=round_number, head=head, rank_in_use=rank, squares=squares,
-                are_results=are_results,
+                inner_steps=inner_steps, are_results=are_results,
             )  # fmt: skip
             self._state = outer.state
             return moved
