@@ -8,7 +8,7 @@ When a callee
     is late            it is asked whether it still knows (`_overdue`); silent, or late again and again: elsewhere
     refuses            it is left alone for a while, the longer the longer it kept the call, and that goes elsewhere (`on_refuse`)
     lies               what it answers cannot be: the same (`refuse`)
-    dies               its link goes down: all its calls go elsewhere, what it had is sent again (`lost`)
+    dies               its link goes down: all its calls go elsewhere, what it had is sent again (`lost`); left alone when it is back, if it kept them long
     forgot the call    it grants again when asked, and gets the body again (`on_grant`)
 
 Some answers are checked (checks.py): the same output goes to a second callee, by a call that nothing waits for; when anything is the matter
@@ -21,6 +21,7 @@ output is kept until the gradient is here, so nothing is computed twice on our s
 import heapq
 import math
 import random
+from collections import OrderedDict
 from collections.abc import Callable
 
 from dilocox_peer.pipeline.checks import Checks
@@ -52,6 +53,7 @@ from dilocox_peer.wire.hops import (
 
 MAX_CHECKS = 2  # under way: each holds an output and a gradient
 HOPELESS = 2  # callees that come to nothing finite with a micro-batch
+MAX_REMEMBERED = 512  # callees that were late, linked or not
 LONGEST = 8  # times as long as another callee has for the same, and overdue_start_s more: whatever it says meanwhile
 
 
@@ -70,6 +72,9 @@ class Downstream:
         self._num_checks = 0
         self._calls: dict[int, Flight] = {}
         self._returned: list[tuple[int, Flight]] = []  # heap, oldest forward first
+        self._late: OrderedDict[PeerId, tuple[int, float]] = (
+            OrderedDict()
+        )  # how often, and until when each is avoided: a new link forgives nothing
         self._hopeless: list[Flight] = []  # two callees, or the only one, came to nothing finite with them
         self.resent = 0
         self.duplicates = 0
@@ -203,8 +208,10 @@ class Downstream:
         self._ask(check, second)
 
     def linked(self, peer: PeerId) -> None:
-        """One more callee: it may be a known liar."""
-        self._known.callees[peer].avoid_until = self._checks.out_until(peer)
+        """One more callee: it may be a known liar, or one that was late before its link went."""
+        callee = self._known.callees[peer]
+        callee.late, avoid_until = self._late.get(peer, (0, -math.inf))
+        callee.avoid_until = max(self._checks.out_until(peer), avoid_until)
         self.unpark()
 
     def compared(self, compared: Compared) -> None:
@@ -232,7 +239,12 @@ class Downstream:
     # ---- to another callee ----
 
     def lost(self, callee: Callee) -> None:
-        """The link to a callee is down, and it is off the books: what it had goes elsewhere."""
+        """The link to a callee is down, and it is off the books: what it had goes elsewhere. One that keeps what it has for longer than others take, and
+        then is gone, would never be found late."""
+        now, flights = self._desk.now, [self._calls[call] for call in callee.calls]
+        kept_s = max((now - flight.kept_since for flight in flights if self._has_it(flight)), default=0.0)
+        if kept_s > min((each.answers.patience_s for each in self._others(callee.peer)), default=math.inf):
+            self._shun(callee)
         for call in sorted(callee.calls):
             self._move(self._calls[call], "unlinked")
 
@@ -289,6 +301,10 @@ class Downstream:
         pause_s = min(timing.leaving_s * (1 << min(callee.late, 8)), timing.overdue_cap_s)
         callee.late += 1
         callee.avoid_until = max(callee.avoid_until, self._desk.now + pause_s)
+        self._late[callee.peer] = callee.late, callee.avoid_until
+        self._late.move_to_end(callee.peer)
+        while len(self._late) > MAX_REMEMBERED:
+            self._late.popitem(last=False)
 
     def _move(self, flight: Flight, reason: str) -> None:
         """To another callee, or parked until there is one. A linked old callee has been told."""

@@ -3,7 +3,8 @@
     slots = 2 * window * ceil(callers / replicas), at most max_slots
 
 so bytes in flight are bounded on both ends. A quarter of them is kept for linked callers that hold none: one caller
-that reserves without end cannot shut the others out. The window is how many micro-batches an origin keeps under way. `AnswerCache` keeps what was answered until the caller has it.
+that reserves without end cannot shut the others out. Callers of which no body has come yet hold half of them at most, where there are
+others: many that reserve and send nothing shut out none that does. The window is how many micro-batches an origin keeps under way. `AnswerCache` keeps what was answered until the caller has it.
 Pure: no time.
 """
 
@@ -19,6 +20,7 @@ CallKey = tuple[PeerId, int]  # caller, its number for the call
 Replied = TypeVar("Replied")
 
 KEPT_PART = 4  # one slot in so many is kept for callers that hold none
+UNPROVEN_PART = 2  # one slot in so many may be held by callers of which no body has come
 
 
 def num_slots(*, window: int, callers: int, replicas: int, max_slots: int) -> int:
@@ -44,6 +46,7 @@ def origin_window(*, stations: float, way_s: float, slowest_s: float, accumulate
 class _Use:
     held: int = 0
     waiting: int = 0
+    is_proven: bool = False  # a body of its has come for the last slot that was used or left unused
 
 
 class Slots:
@@ -67,6 +70,11 @@ class Slots:
         """Calls of caller that hold a slot or wait for one."""
         use = self._uses.get(caller)
         return 0 if use is None else use.held + use.waiting
+
+    def used(self, caller: PeerId, *, is_used: bool) -> None:
+        """A body has come for a slot of its, or none in the time that there is for it."""
+        if (use := self._uses.get(caller)) is not None:
+            use.is_proven = is_used
 
     def link(self, caller: PeerId) -> None:
         self._uses.setdefault(caller, _Use())
@@ -126,10 +134,14 @@ class Slots:
             return None
         without = sum(1 for use in self._uses.values() if use.held == 0)
         all_may = free > min(without, self.capacity // KEPT_PART)
+        unproven = sum(use.held for use in self._uses.values() if not use.is_proven)
+        is_known = any(use.is_proven for use in self._uses.values())
+        may_begin = not is_known or unproven < max(self.capacity // UNPROVEN_PART, 1)
         found, fewest = None, self.capacity if all_may else 1
         for key in self._waiting:
-            if (held := self._uses[key[0]].held) < fewest:
-                found, fewest = key, held
+            use = self._uses[key[0]]
+            if use.held < fewest and (use.is_proven or may_begin):
+                found, fewest = key, use.held
             if not fewest:
                 break
         return found

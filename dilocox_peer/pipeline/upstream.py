@@ -5,6 +5,7 @@ gets the gradient (Grad), and says that it has it (GradAck) or that it wants non
 that asking again does nothing twice. What is computed of a flight between READY and its answer is scheduler.py's. Pure.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
@@ -28,8 +29,7 @@ from dilocox_peer.wire.hops import (
 )
 
 MAX_OUTSTANDING = 256  # calls of one caller that hold or await a slot, without bodies about 100 KB; more are refused
-
-
+MAX_REMEMBERED = 512  # callers that left slots unused, linked or not
 SENT_AGAIN_AFTER_S = 15.0  # after so long without a word a link is lost, and with it what was on its way
 MOST_DOUBLED = 8  # times, with each time that it is sent: it may be our upload limit that it waits for
 
@@ -66,6 +66,9 @@ class Upstream:
         self.ready: list[tuple[int, Flight]] = []  # with the order of grants
         self._served: dict[PeerId, int] = {}  # when each caller was last
         self._num_served = 0
+        self._unused: OrderedDict[PeerId, tuple[int, float]] = (
+            OrderedDict()
+        )  # how often slots of a caller expired, and until when it gets none
         self._answers: AnswerCache[_Answer] = AnswerCache()
         self._serial = 0
         self.is_leaving = False
@@ -119,8 +122,22 @@ class Upstream:
         now, patience_s = self._desk.now, self._desk.timing.unused_grant_s
         for flight in list(self.flights.values()):
             if flight.state is State.GRANTED and now - flight.since > patience_s:
+                assert flight.key is not None
+                self._left_unused(flight.key[0])
                 self._expel(flight, "expired")
         self.grant()
+
+    def _left_unused(self, peer: PeerId) -> None:
+        """A slot of its was kept for nothing: it gets none for a while, for twice as long each time, however often it links."""
+        timing = self._desk.timing
+        times, until = self._unused.pop(peer, (0, float("-inf")))
+        self._slots.used(peer, is_used=False)
+        if until <= self._desk.now:  # of several at once the first counts
+            until = self._desk.now + min(timing.refused_s * 2 ** min(2 * times, 16), timing.overdue_cap_s)
+            times += 1
+        self._unused[peer] = times, until
+        while len(self._unused) > MAX_REMEMBERED:
+            self._unused.popitem(last=False)
 
     def lose(self, flight: Flight) -> None:
         """Nothing finite comes of it."""
@@ -147,6 +164,9 @@ class Upstream:
             return
         if self.is_leaving or self._is_paused:
             self._desk.send(peer, Refuse(*message.id, message.call, "leaving" if self.is_leaving else "paused"))
+            return
+        if self._desk.now < self._unused.get(peer, (0, float("-inf")))[1]:
+            self._desk.send(peer, Refuse(*message.id, message.call, "left its slots unused"))
             return
         if self._slots.outstanding(peer) >= self._most_outstanding:
             self._desk.send(peer, Refuse(*message.id, message.call, "too many"))
@@ -197,6 +217,8 @@ class Upstream:
             self.duplicates += 1
             return
         flight.body, flight.round, flight.state = body, message.round, State.READY
+        self._slots.used(peer, is_used=True)
+        self._unused.pop(peer, None)
         self._desk.mark(flight, "arrived")
         self.ready.append((flight.call, flight))
         self._known.note_origin(peer, message)

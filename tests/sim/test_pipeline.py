@@ -17,14 +17,14 @@ BATCH = 50
 # Where a fault shows itself first; found by `python -m tests.sim.replay_pipeline 0 --to 400 --fault NAME`.
 FIRST_SEED = {
     "a slot freed twice": 0,
-    "a third version": 0,
+    "a third version": 1,
     "a backward with another version": 0,
     "a late duplicate counted": 4,
     "answers cached by id alone": 20,
     "a gradient of an earlier output": 105,
     "a body without a grant": 0,
     "a slot never freed": 0,
-    "calls lost with the dead": 0,
+    "calls lost with the dead": 1,
     "the slot of a refused body kept": 5,
     "calls lost whose answer was refused": 5,
     "activations never released": 4,

@@ -18,6 +18,7 @@ from dilocox_peer.pipeline.contract import (
     StepNow,
     Stepped,
     StepSent,
+    Unlinked,
 )
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
@@ -58,7 +59,10 @@ def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 1800) -> tu
                 todo.append((peer, SlotGrant(*message.id, message.call), None))
             if is_good and isinstance(message, Step):
                 todo.append((peer, Grad(*message.id, message.call, 1.0, 0), b"g"))
-            if not is_good and isinstance(message, Reserve):
+            if not is_good and lie.startswith("relinks"):  # takes the body, and drops its link some seconds later
+                if isinstance(message, Reserve):
+                    todo.append((LIAR, SlotGrant(*message.id, message.call), None))
+            elif not is_good and isinstance(message, Reserve):
                 kept.setdefault(message.call, (message, now))
                 if lie == "moves up":  # each time it is asked, and only then
                     position["n"] -= 1
@@ -75,14 +79,20 @@ def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 1800) -> tu
             if peer == LIAR and isinstance(message, Cancel):
                 kept.pop(message.call, None)
 
-    for peer in (HONEST, LIAR):
+    def link(peer: PeerId) -> None:
         take(machine.handle(Linked(peer, 1), now))
         status = HopStatus(1, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1)
         take(machine.handle(HopReceived(peer, status), now))
+
+    for peer in (HONEST, LIAR):
+        link(peer)
     steps = 0
     for second in range(seconds):
         now = float(second)
         take(machine.handle(Tick(), now))
+        if lie.startswith("relinks") and now >= GOOD_S and second % int(lie.removeprefix("relinks after ")) == 0:
+            take(machine.handle(Unlinked(LIAR), now))
+            link(LIAR)
         if lie.startswith("refuses"):
             for call, (message, since) in list(kept.items()):
                 if now - since >= float(lie.removeprefix("refuses after ")):
@@ -117,7 +127,15 @@ def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 1800) -> tu
 @pytest.mark.parametrize("mode", ["carry", "flush"])
 @pytest.mark.parametrize(
     "lie",
-    ["silent", "unasked", "moves up", "works", "forgets", *(f"refuses after {seconds}" for seconds in (5, 15, 29, 42))],
+    [
+        "silent",
+        "unasked",
+        "moves up",
+        "works",
+        "forgets",
+        *(f"refuses after {seconds}" for seconds in (5, 15, 29, 42)),
+        *(f"relinks after {seconds}" for seconds in (20, 38)),
+    ],
 )
 def test_a_callee_that_grants_nothing_stops_nobody(mode: Literal["carry", "flush"], lie: str) -> None:
     steps, held, oldest = played(mode, lie)

@@ -222,6 +222,20 @@ def test_a_slot_whose_body_does_not_come_is_taken_back() -> None:
     assert bench.machine.slots_in_use == 0
 
 
+def test_who_leaves_slots_unused_gets_none_for_a_while_and_a_new_link_forgives_nothing() -> None:
+    """It reserved again at once, and held slots for ever that it never used."""
+    bench = last()
+    bench.get(UP, Reserve(*id_of(1), 1, 0))
+    bench.tick(121.0)
+    refused = (UP, Refuse(*id_of(2), 2, "left its slots unused"))
+    assert bench.get(UP, Reserve(*id_of(2), 2, 0)) == [refused]
+    bench.feed(Unlinked(UP))
+    bench.link(UP)
+    assert refused in bench.get(UP, Reserve(*id_of(2), 2, 0))
+    bench.tick(123.0)
+    assert (UP, SlotGrant(*id_of(3), 3)) in bench.get(UP, Reserve(*id_of(3), 3, 0))
+
+
 def test_a_caller_whose_body_is_not_taken_is_told_at_once_and_its_slot_goes_to_the_next() -> None:
     """Else it asks what became of it, is told to wait, and both are without a slot for minutes."""
     bench = last(max_slots=1)

@@ -56,6 +56,24 @@ def test_a_place_in_the_line_can_be_given_up() -> None:
     assert slots.outstanding(A) == 0
 
 
+def test_callers_of_which_no_body_has_come_hold_half_of_the_slots_at_most() -> None:
+    """Many that reserve and send nothing would hold them all."""
+    slots = Slots(8)
+    strangers = [PeerId(f"s{number}") for number in range(20)]
+    slots.link(B)
+    for caller in (A, *strangers):
+        slots.link(caller)
+        slots.reserve((caller, 1))
+    for caller in (A, B):
+        slots.used(caller, is_used=True)
+    granted = slots.grant()
+    assert (A, 1) in granted
+    assert len(granted) == 1 + 4
+    assert take(slots, (A, 2)) == [(A, 2)]
+    slots.used(A, is_used=False)
+    assert take(slots, (A, 3)) == []
+
+
 def test_a_caller_that_reserves_without_end_leaves_slots_for_the_others() -> None:
     slots = Slots(16)
     for caller in (A, B, C):
