@@ -39,11 +39,12 @@ class Taken:
         return Stretch(stretch.epoch, first, count) if count > 0 else None
 
     def take(self, stretch: Stretch) -> None:
-        """From here on it is taken. Raises OSError: it is not on disk."""
+        """From here on it is taken, whatever becomes of the file. Raises OSError: it is not on disk, and the same peer started again may take
+        it again, unless a later one is written, which has all."""
         merged = joined(self._intervals.get(stretch.epoch, []), stretch.first, stretch.first + stretch.count)
         intervals = {**self._intervals, stretch.epoch: merged}
-        intervals = {epoch: intervals[epoch] for epoch in sorted(intervals)[-_EPOCHS:]}
+        # first of all: who goes on in spite of a full disk must not be given the same again and again
+        self._intervals = {epoch: intervals[epoch] for epoch in sorted(intervals)[-_EPOCHS:]}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # not flushed to disk: it outlives the process, and a lost one costs a repetition
-        replace_file(self._path, [json.dumps(intervals).encode()], mode=0o600, durable=False)
-        self._intervals = intervals
+        replace_file(self._path, [json.dumps(self._intervals).encode()], mode=0o600, durable=False)

@@ -1,5 +1,6 @@
 """Micro-batches of shards: each token once, what is spoiled named and passed over, and nothing begun anew after a kill."""
 
+import errno
 import json
 import math
 import time
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from dilocox_peer.data import feed as feed_module
+from dilocox_peer.data import taken as taken_module
 from dilocox_peer.data.allotment import Stretch
 from dilocox_peer.data.feed import Feed, Handed
 from dilocox_peer.data.row import UnitRow, sequences_of
@@ -106,6 +108,30 @@ def test_started_again_it_takes_nothing_that_it_took_before(made, tmp_path):
         assert fed.taken()
         seen += fed.taken()
     assert len(seen) == len(set(seen))
+
+
+def full(*_arguments, **_options):
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_on_a_full_disk_it_goes_on_to_what_it_has_not_taken(made, tmp_path, monkeypatch):
+    """One chunk came for ever; where that held less than a sequence, nothing did."""
+    monkeypatch.setattr(taken_module, "replace_file", full)
+    with Fed(made, tmp_path) as fed:
+        while len(fed.taken()) < 3:
+            fed.draw()
+    assert len(fed.taken()) == len(set(fed.taken()))
+
+
+def test_what_a_full_disk_did_not_keep_is_kept_with_what_is_taken_later(tmp_path, monkeypatch):
+    taken = Taken(tmp_path / "taken.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(taken_module, "replace_file", full)
+        with pytest.raises(OSError, match="no space left"):
+            taken.take(Stretch(0, 0, 2))
+    assert taken.rest_of(Stretch(0, 0, 3), 3) == Stretch(0, 2, 1)
+    taken.take(Stretch(0, 2, 1))
+    assert Taken(tmp_path / "taken.json").rest_of(Stretch(0, 0, 4), 4) == Stretch(0, 3, 1)
 
 
 def spoiled(made, folder, bad):
