@@ -19,6 +19,7 @@ _OURS = f"{PART}{secrets.token_hex(4)}-"
 _PIECE_BYTES = 4 << 20  # written at a time
 _FLUSHED_BYTES = 64 << 20
 _WRITE_AND_WAIT = 7  # SYNC_FILE_RANGE_WAIT_BEFORE | _WRITE | _WAIT_AFTER
+_PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN))
 
 
 def replace_file(
@@ -48,6 +49,11 @@ def replace_file(
         raise
     if durable:
         fsync_folder(path.parent)
+
+
+def will_pass(error: Exception) -> bool:
+    """Whether a file cannot be read for now alone: for want of file descriptors or of memory. What is here is not dropped for that."""
+    return isinstance(error, OSError) and error.errno in _PASSING
 
 
 class PartFile:

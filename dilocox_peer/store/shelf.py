@@ -23,14 +23,13 @@ from typing import Final
 from weakref import WeakSet, finalize
 
 from dilocox_peer.errors import StateCorrupt
-from dilocox_peer.files import PART, fsync_folder, make_durable, replace_file, sweep_parts, take_room
+from dilocox_peer.files import PART, fsync_folder, make_durable, replace_file, sweep_parts, take_room, will_pass
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline, num_chunks
 from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
 
 PARTIAL: Final = "partial"
 PARTIAL_KEPT_S = 7 * 24 * 3600.0
 MAX_PARTIALS = 16  # beside those that are being fetched: the newest are gone on with
-PASSING: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN))
 _SIZE_BYTES = 8
 
 
@@ -57,11 +56,6 @@ class FileContent:
         elif len(raw) != stop - start:
             raise StateCorrupt(f"{self.path} was cut short")
         return raw
-
-
-def will_pass(error: Exception) -> bool:
-    """Whether a thing cannot be read for now alone: for want of file descriptors or of memory. What is here is not dropped for that."""
-    return isinstance(error, OSError) and error.errno in PASSING
 
 
 class Shelf:

@@ -11,12 +11,13 @@ from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, PeerUnavailable, StateCorrupt, ThingUnavailable
 from dilocox_peer.events import Listener, Remark
+from dilocox_peer.files import will_pass
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.architecture import frozen_layout_of
 from dilocox_peer.model.frozen import FrozenBase, FrozenLayout, read_base
 from dilocox_peer.model.memory import size
 from dilocox_peer.network.endpoint import Endpoint
-from dilocox_peer.store.shelf import Shelf, will_pass
+from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Store
 from dilocox_peer.types import Digest
 
