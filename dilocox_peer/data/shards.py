@@ -19,7 +19,7 @@ from dilocox_peer.data.catalogue import MAX_DOCUMENT_TOKENS, UNIT_TOKENS, Catalo
 from dilocox_peer.data.held_out import HeldOut
 from dilocox_peer.data.tokenizer import Counts, Ids, Tokenizer
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.files import replace_file
+from dilocox_peer.files import replace_file, will_pass
 from dilocox_peer.types import Digest
 
 MAX_OPEN = 16
@@ -121,7 +121,8 @@ class ShardFolders:
             yield path
 
     def find(self, shard: Shard) -> OpenShard | None:
-        """None: no folder has it, or not as the catalogue says (`faults`). The first time its hash is computed: 20 ms or more."""
+        """None: no folder has it, or not as the catalogue says (`faults`), or it cannot be read for now. The first time its hash is computed:
+        20 ms or more."""
         if (opened := self._open.get(shard.sha256)) is not None:
             self._open.move_to_end(shard.sha256)
             return opened
@@ -138,6 +139,8 @@ class ShardFolders:
             except FileNotFoundError:
                 fault = None  # it is not here, which is no fault
             except (OSError, ValueError) as error:  # ValueError: of numpy, of a file that has become shorter
+                if will_pass(error):
+                    continue
                 fault = str(getattr(error, "strerror", None) or error).lower()
             if fault is not None:
                 self.faults[str(path)] = fault
@@ -243,6 +246,10 @@ def held_out_of(folders: Sequence[Path], catalogue_name: str, tokenizer: Tokeniz
     for shard in catalogue.held_out:
         if (opened := shards.find(shard)) is None:
             path = folders[0] / shard.file_name
+            if str(path) not in shards.faults and path.is_file():
+                raise ConfigError(
+                    f"{path} cannot be read for now, for want of file descriptors or of memory; try again"
+                )
             raise ConfigError(
                 f"{path}: {shards.faults.get(str(path), 'is not there')}; make the shards anew, or copy it again"
             )

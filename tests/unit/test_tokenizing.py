@@ -1,6 +1,7 @@
 """Shards: the same whoever makes them and however often that is interrupted; each whole, under the hash of its bytes."""
 
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
@@ -28,8 +29,8 @@ from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.data.allotment import Stretch
 from dilocox_peer.data.catalogue import CATALOGUE_FILE, UNIT_TOKENS, catalogue_of, read_catalogue
 from dilocox_peer.data.row import UnitRow
-from dilocox_peer.data.shards import ShardFolders
-from dilocox_peer.data.tokenizer import JsonTokenizer
+from dilocox_peer.data.shards import ShardFolders, held_out_of
+from dilocox_peer.data.tokenizer import ByteTokenizer, JsonTokenizer
 from dilocox_peer.data.tokenizing import PROGRESS_FILE, Order, make_shards
 from dilocox_peer.errors import ConfigError
 from tests.tokenizers_made import EOS, bpe_file
@@ -281,6 +282,40 @@ def test_a_fetched_shard_that_is_gone_or_damaged_is_forgotten(tmp_path, source, 
     assert folders.find(shard) is None
     assert not folders.has(shard)
     assert (shelved.forgotten, folders.is_hopeless(shard)) == (1, False)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+@pytest.mark.parametrize("call", ["hash_of", "np.memmap", "np.fromfile"])
+def test_a_shard_that_cannot_be_read_for_now_is_neither_forgotten_nor_refused(
+    tmp_path, source, monkeypatch, call, number
+):
+    """Sound ones were deleted for want of file descriptors, and fetched again."""
+    catalogue = made(source, tmp_path / "out")
+    shard = catalogue.train[0]
+    shelved = Shelved(tmp_path / "out" / shard.file_name)
+    folders = ShardFolders(catalogue, [], kept=shelved)
+    with monkeypatch.context() as patched:
+        patched.setattr(f"dilocox_peer.data.shards.{call}", fails_with(number))
+        assert folders.find(shard) is None
+    assert (shelved.forgotten, folders.faults) == (0, {})
+    assert folders.find(shard) is not None
+
+
+def test_what_is_held_out_and_cannot_be_read_for_now_is_not_to_be_made_anew(tmp_path, source, monkeypatch):
+    made(source, tmp_path / "out")
+    _, name = read_catalogue(tmp_path / "out")
+    with monkeypatch.context() as patched:
+        patched.setattr("dilocox_peer.data.shards.hash_of", fails_with(errno.EMFILE))
+        with pytest.raises(ConfigError, match="for now, for want of file descriptors or of memory; try again"):
+            held_out_of([tmp_path / "out"], name, ByteTokenizer())
+    assert held_out_of([tmp_path / "out"], name, ByteTokenizer()).validation_tokens
+
+
+def fails_with(number):
+    def fails(*_arguments, **_options):
+        raise OSError(number, os.strerror(number))
+
+    return fails
 
 
 def test_a_document_of_any_length_is_no_document_of_a_shard(tmp_path, source, monkeypatch):
