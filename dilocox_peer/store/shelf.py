@@ -109,12 +109,12 @@ class Shelf:
             if durable:
                 self.flush(name)
             return name
-        path = self._path(name)
         self._make_room(len(raw))
-        _write(path, raw, durable=durable)
+        # its outline first: what is here counts as whole, also after a kill between the two
         self._keep_outline(
             name, [sha256(raw[start : start + CHUNK_BYTES]) for start in range(0, len(raw), CHUNK_BYTES)], len(raw)
         )
+        _write(self._path(name), raw, durable=durable)
         self._held(name, len(raw), durable=durable)
         return name
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, StateCorrupt, ThingUnavailable
-from dilocox_peer.files import PART
+from dilocox_peer.files import PART, replace_file
 from dilocox_peer.network.bulk import PeerGone, RequestRefused
 from dilocox_peer.store.bundles import ABSENT
 from dilocox_peer.store.outline import CHUNK_BYTES, MAX_THING_BYTES, Outline, outline_of
@@ -344,6 +344,28 @@ def test_a_thing_that_was_not_flushed_is_whole_or_missing_after_a_power_cut(left
     assert again.get(whole) == b"another"
     assert again.put(b"a slice", durable=False) == torn
     assert again.get(torn) == b"a slice"
+
+
+@pytest.mark.parametrize("whole_files", [0, 1])
+def test_a_thing_is_whole_or_missing_wherever_the_process_was_killed_while_it_was_put(
+    whole_files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its outline it counted as here, was not put again, and went when it was read."""
+    left = iter(range(whole_files))
+
+    def killed(*arguments: Any, **options: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        replace_file(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dilocox_peer.store.shelf.replace_file", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Shelf(tmp_path).put(BIG)
+    again = Shelf(tmp_path)
+    assert again.held == set()
+    name = again.put(BIG)
+    assert bytes(again.mapped(name) or b"") == BIG
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
