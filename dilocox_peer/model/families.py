@@ -122,17 +122,20 @@ def model_class(config: Any) -> Any:
 
 
 def build_empty(config: Any) -> Any:
-    """The model with nothing in its tensors (device meta), in evaluation mode: no dropout."""
+    """The model with nothing in its tensors (device meta), in evaluation mode: no dropout. Raises ConfigError for sizes that make none."""
     cls = model_class(config)
-    with torch.device("meta"):
-        try:
-            model = cls._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
-        except (ValueError, ImportError):  # a family without SDPA
+    try:
+        with torch.device("meta"):
             try:
+                model = cls._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+            except (ValueError, ImportError):  # a family without SDPA
                 model = cls._from_config(config, attn_implementation="eager", dtype=torch.float32)
-            except Exception as error:  # the code of a hundred families, each with its own exceptions
-                raise ConfigError(f"{config.model_type}: the model cannot be built ({_line(error)})") from None
-    return model.eval()
+        return model.eval()
+    except Exception as error:  # the code of a hundred families, each with its own exceptions
+        raise ConfigError(
+            f"{config.model_type}: the model cannot be built from its config.json ({_line(error)}): its owner has to take the file as it "
+            "was published, or another model"
+        ) from None
 
 
 def layer_list(model: nn.Module, config: Any) -> tuple[str, nn.ModuleList]:

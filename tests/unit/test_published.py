@@ -11,7 +11,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import InnerSection, ModelSection
 from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.model.architecture import LayerRange, build_model
-from dilocox_peer.model.families import check_cut, family_of, sees_across
+from dilocox_peer.model.families import build_empty, check_cut, config_from, family_of, sees_across
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.loss import train_on
 from dilocox_peer.model.passes import Passes
@@ -178,6 +178,17 @@ def test_experts_are_trained_by_both_optimizers():
 def test_what_cannot_be_trained_is_refused_by_name(config, complaint):
     with pytest.raises(ConfigError, match=complaint):
         check_cut(json.dumps(config))
+
+
+@pytest.mark.parametrize("odd", [{"pad_token_id": 1_000_000}, {"num_attention_heads": -1}, {"vocab_size": -1}])
+def test_sizes_that_make_no_model_are_told_in_one_line(odd):
+    """An AssertionError or a RuntimeError of the library's ended a join."""
+    text = json.dumps({**json.loads(tiny_json("llama")), **odd})
+    with pytest.raises(
+        ConfigError, match=r"llama: the model cannot be built.*take the file as it was published"
+    ) as told:
+        build_empty(config_from(text))
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.slow
