@@ -115,9 +115,12 @@ def model_class(config: Any) -> Any:
     if type(config) not in of_config:
         raise ConfigError(f"{config.model_type} is no causal language model in transformers {transformers.__version__}")
     found = of_config[type(config)]
-    named = getattr(config, "architectures", None)
-    if named and found.__name__ not in named:
-        raise ConfigError(f"{config.model_type}: its weights are those of a {named[0]}, not of a {found.__name__}")
+    said = getattr(config, "architectures", None)
+    named = said if isinstance(said, list) else [said]
+    if said and found.__name__ not in named:
+        raise ConfigError(
+            f"{config.model_type}: its weights are those of a {str(named[0])[:60]!r}, not of a {found.__name__}"
+        )
     return found
 
 
@@ -179,10 +182,10 @@ class _Trial:
     """A tiny copy with random weights, and what one run of it shows."""
 
     def __init__(self, config_json: str) -> None:
-        self.config = tiny_config(config_json)
-        model_type = self.config.model_type
-        cls = model_class(self.config)
+        model_type = config_from(config_json).model_type
         try:
+            self.config = tiny_config(config_json)
+            cls = model_class(self.config)
             with torch.device("meta"):
                 empty = cls(self.config)
             size = sum(each.numel() for each in (*empty.parameters(), *empty.buffers()))

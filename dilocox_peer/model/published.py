@@ -153,19 +153,25 @@ def costs_of_design(design: Design) -> Costs:
 
 def _mlp_width(config: Any) -> int:
     """Values a token inside the MLP, of all experts that it goes through."""
-    dense = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    experts = getattr(config, "num_experts_per_tok", None)
+    dense = _count(config, "intermediate_size") or 4 * int(config.hidden_size)
+    experts = _count(config, "num_experts_per_tok")
     if not experts:
         return dense
-    return int(experts) * int(getattr(config, "moe_intermediate_size", None) or dense)
+    return experts * (_count(config, "moe_intermediate_size") or dense)
 
 
 def _share_of_experts(config: Any) -> float:
-    used = getattr(config, "num_experts_per_tok", None)
+    used = _count(config, "num_experts_per_tok")
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if (count := getattr(config, name, None)) and used:
-            return min(1.0, float(used) / float(count))
+        if used and (count := _count(config, name)):
+            return min(1.0, used / count)
     return 1.0
+
+
+def _count(config: Any, name: str) -> int:
+    """0 where it says none, or something else: a family that does not use it has not looked at it."""
+    found = getattr(config, name, None)
+    return found if isinstance(found, int) and found > 0 else 0
 
 
 class PublishedStage(FlatStage):

@@ -16,7 +16,7 @@ from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.loss import train_on
 from dilocox_peer.model.passes import Passes
 from dilocox_peer.model.precision import AutocastStage
-from dilocox_peer.model.published import PublishedStage, design_from, design_layout
+from dilocox_peer.model.published import PublishedStage, costs_of_design, design_from, design_layout
 from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.model.weights import open_folder
 from tests.tiny_models import FAMILIES, tiny_json, tiny_model, write_folder
@@ -189,6 +189,27 @@ def test_sizes_that_make_no_model_are_told_in_one_line(odd):
     ) as told:
         build_empty(config_from(text))
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("odd", "complaint"),
+    [
+        ({"architectures": 5}, "those of a '5', not of a LlamaForCausalLM"),
+        ({"architectures": {"a": 1}}, "not of a LlamaForCausalLM"),
+        ({"rope_parameters": {"partial_rotary_factor": "x"}}, "llama cannot be cut"),
+    ],
+)
+def test_words_in_place_of_lists_and_numbers_are_told_in_one_line(odd, complaint):
+    with pytest.raises(ConfigError, match=complaint) as told:
+        design_from(json.dumps({**json.loads(tiny_json("llama")), **odd}), num_stages=1, context=TOKENS)
+    assert "\n" not in str(told.value)
+
+
+def test_what_a_family_does_not_use_may_be_anything():
+    text = tiny_json("llama")
+    odd = json.dumps({**json.loads(text), "num_experts_per_tok": "x", "moe_intermediate_size": [1]})
+    costs, same = (costs_of_design(design_from(each, num_stages=1, context=TOKENS)) for each in (text, odd))
+    assert costs == same
 
 
 @pytest.mark.slow
