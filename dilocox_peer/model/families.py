@@ -95,12 +95,13 @@ def config_from(config_json: str, **changes: Any) -> Any:
 
 
 def _leave_out(values: dict[str, Any], model_type: str) -> None:
-    """What would choose the library's code, or load some: the model is computed as the tiny copy was. Raises ConfigError for more
-    layers than are taken, before lists of so many are made, and RecursionError."""
+    """What would choose the library's code, or load some: the model is computed as the tiny copy was. And how many labels a classifier
+    has, of each of which the library would make a name. Raises ConfigError for more layers than are taken, before lists of so many are
+    made, and RecursionError."""
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         if isinstance(said := values.get(key), int | float) and not 0 < said <= MAX_LAYERS:
             raise ConfigError(f"{model_type}: {key} is {str(said)[:20]}; 1 to {MAX_LAYERS} are taken")
-    for key in ("auto_map", *_CODE_PATHS, *(f"_{each}" for each in _CODE_PATHS)):
+    for key in ("auto_map", "num_labels", *_CODE_PATHS, *(f"_{each}" for each in _CODE_PATHS)):
         values.pop(key, None)
     for value in values.values():
         if isinstance(value, dict):

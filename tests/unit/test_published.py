@@ -235,6 +235,13 @@ def test_a_config_chooses_no_code_of_the_library_and_no_endless_number_of_layers
         design_from(inside, num_stages=1, context=TOKENS)
 
 
+def test_no_names_of_labels_are_made_that_no_language_model_has():
+    """20 characters of a manifest took all memory."""
+    values = {**json.loads(tiny_json("llama")), "num_labels": 1000}
+    values.pop("id2label", None)
+    assert len(config_from(json.dumps(values)).id2label) == 2
+
+
 def test_code_in_a_folder_is_never_run():
     config = json.loads(tiny_json("llama"))
     config["auto_map"] = {"AutoModelForCausalLM": "evil--modeling.Evil", "AutoConfig": "evil.Config"}
