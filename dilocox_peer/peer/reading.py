@@ -156,7 +156,7 @@ class ShardRoom:
         shelf = await asyncio.to_thread(Shelf, settings.run_folder / "shards", quota_bytes=quota_bytes)
         self._served = [shelf]
         if catalogue is not None:
-            self._shared = [SharedFolders(folders, catalogue, section.catalogue)]
+            self._shared = [await asyncio.to_thread(SharedFolders, folders, catalogue, section.catalogue)]
         store = Store(self._presence.transport, [shelf])  # to fetch with; what serves comes later in a start-up
         if self._stage:
             return
@@ -170,7 +170,7 @@ class ShardRoom:
                 f"the run's shards have {catalogue.vocab_size:,} tokens, its model knows {self._manifest.model.vocab_size:,}: its "
                 "owner has to raise model.vocab_size"
             )
-        row = UnitRow(catalogue, self._manifest.run.seed)
+        row = await asyncio.to_thread(UnitRow, catalogue, self._manifest.run.seed)
         self._handed = Folded(lambda: _Handed(Handout(row.row)), self._hand_out)
         self.feed = Feed(
             row,

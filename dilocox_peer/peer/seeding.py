@@ -111,12 +111,17 @@ async def fetch_catalogue(store: Store, wanted: str, donors: Donors, web: Web | 
                 except DilocoxError as error:
                     said = f"; {error}"
         if path is not None:
-            return catalogue_of(await asyncio.to_thread(path.read_bytes), source=str(path)), path
+            return await asyncio.to_thread(_catalogue_at, path), path
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"nobody in the run has its catalogue ({wanted[:16]}{said}): pass --data with a folder of the run's shards"
             )
         await asyncio.sleep(AGAIN_S)
+
+
+def _catalogue_at(path: Path) -> Catalogue:
+    """Blocking. Raises ConfigError, OSError."""
+    return catalogue_of(path.read_bytes(), source=str(path))
 
 
 class ShardFetcher:

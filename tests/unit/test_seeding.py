@@ -1,14 +1,18 @@
 """Shards that a peer serves from a person's own folders, and those that it fetches."""
 
 import asyncio
+import importlib
 import os
+import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue, Shard
 from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.peer.reading import ShardRoom
 from dilocox_peer.peer.seeding import FETCH_S, ShardFetcher, SharedFolders, fetch_catalogue
 from dilocox_peer.store.outline import CHUNK_BYTES, outline_of
 from dilocox_peer.types import sha256
@@ -143,6 +147,62 @@ def test_a_catalogue_that_peers_only_trickle_comes_from_the_web(tmp_path, monkey
     found, path = run_virtually(fetch_catalogue(stored, sha256(raw).hex(), nobody, web), monkeypatch)
     assert (found, path) == (CATALOGUE, web.at)
     assert web.asked == [CATALOGUE_FILE]
+
+
+class Noted:
+    """Calls through, and notes in which thread."""
+
+    def __init__(self, call):
+        self.call = call
+        self.threads: set[threading.Thread] = set()
+
+    def __call__(self, *arguments, **options):
+        self.threads.add(threading.current_thread())
+        return self.call(*arguments, **options)
+
+
+def noted(monkeypatch, name):
+    module, _, call = name.rpartition(".")
+    found = Noted(getattr(importlib.import_module(module), call))
+    monkeypatch.setattr(name, found)
+    return found
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_what_takes_as_long_as_a_catalogue_does_not_hold_up_the_event_loop(tmp_path, monkeypatch, is_own):
+    """Of its own folder, or fetched: a third of a second for 30,000 shards, in which nobody was answered."""
+    (tmp_path / CATALOGUE_FILE).write_bytes(CATALOGUE.to_bytes())
+    monkeypatch.setattr("dilocox_peer.peer.reading.Store", lambda *_: Stored(None))
+    monkeypatch.setattr("dilocox_peer.peer.reading.shard_quota", lambda *_: None)
+    monkeypatch.setattr(Stored, "fetch", fetched_from(tmp_path / CATALOGUE_FILE))
+    work = [noted(monkeypatch, "dilocox_peer.peer.reading.UnitRow")]
+    if is_own:
+        work += [
+            noted(monkeypatch, f"dilocox_peer.peer.reading.{each}") for each in ("read_catalogue", "SharedFolders")
+        ]
+    else:
+        work += [noted(monkeypatch, "dilocox_peer.peer.seeding.catalogue_of")]
+    room: Any = ShardRoom(
+        cast("Any", SimpleNamespace(
+            data=SimpleNamespace(catalogue=sha256(CATALOGUE.to_bytes()).hex(), url="", packing="concatenate"), run=SimpleNamespace(seed=1),
+            inner=SimpleNamespace(micro_batch=2), model=SimpleNamespace(context=64, vocab_size=256), stages=SimpleNamespace(count=0),
+        )),
+        cast("Any", SimpleNamespace(
+            choices=SimpleNamespace(data=[tmp_path] if is_own else []), run_folder=tmp_path, at_most=None)),
+        0, cast("Any", SimpleNamespace(me="me", transport=None, incarnation=1)), cast("Any", None), cast("Any", pytest.fail),
+    )  # fmt: skip
+    asyncio.run(room.open())
+    assert room.feed is not None
+    for each in work:
+        assert each.threads, "it was not done at all"
+        assert threading.main_thread() not in each.threads
+
+
+def fetched_from(path):
+    async def fetch(_stored, _name, **_options):
+        return path
+
+    return fetch
 
 
 @pytest.mark.parametrize("has_web", [True, False])

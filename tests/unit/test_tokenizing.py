@@ -328,7 +328,7 @@ def test_a_document_of_any_length_is_no_document_of_a_shard(tmp_path, source, mo
     assert "a document of" in folders.faults[str(shelved.at)]
 
 
-@pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"format":2}'])
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"format":2}', b"[" * 100_000])
 def test_a_catalogue_that_is_none_is_refused(content):
     with pytest.raises(ConfigError, match="is no catalogue") as raised:
         catalogue_of(content, source="catalogue.json")
@@ -448,3 +448,29 @@ def test_shards_do_not_go_where_text_is_read(tmp_path):
     with pytest.raises(ConfigError, match="a folder beside it"):
         made(tmp_path / "data", tmp_path / "data" / "shards", tokenizer=None, eos="")
     assert not (tmp_path / "data" / "shards").exists()
+
+
+def test_while_a_catalogue_is_read_other_threads_take_turns_at_each_shard():
+    """They do where a function of Python's is entered; in one call of pydantic's the whole peer stood still for all of it."""
+    shard = {"tokens": 5, "documents": 1, "text_bytes": 5, "held_out": False}
+    shards = [{**shard, "sha256": hashlib.sha256(bytes([number])).hexdigest()} for number in range(100)]
+    entered = 0
+
+    def note(_frame, event, _argument):
+        nonlocal entered
+        entered += event == "call"
+
+    broken_off = json.dumps({"format": 1, "shards": shards}).encode()[:-1]  # so that nothing but reading is done
+    sys.setprofile(note)
+    try:
+        with pytest.raises(ConfigError, match="is no catalogue"):
+            catalogue_of(broken_off, source="catalogue.json")
+    finally:
+        sys.setprofile(None)
+    assert entered > len(shards)
+
+
+def test_a_shard_of_a_catalogue_that_is_none_is_named():
+    shard = {"sha256": "ab" * 32, "tokens": 0, "documents": 1, "text_bytes": 5, "held_out": False}
+    with pytest.raises(ConfigError, match="shard 'abababababababab': tokens: input should be greater than 0"):
+        catalogue_of(json.dumps({"format": 1, "shards": [shard]}).encode(), source="catalogue.json")
