@@ -13,6 +13,9 @@ from dilocox_peer.errors import MalformedBlob
 _PIECE_GAPS = 1 << 16
 """Gaps worked on at a time, where 8-byte integers are needed."""
 
+_PIECE_BYTES = 1 << 15
+"""Of a stream, unpacked at a time to be counted."""
+
 MAX_B = 12
 
 Ints = npt.NDArray[np.int64]
@@ -63,31 +66,106 @@ def encode_gaps(gaps: npt.NDArray[np.uint16], counts: Ints, lengths: Ints) -> li
 
 
 def decode_gaps(streams: "BitStreams", counts: Ints, lengths: Ints) -> Ints:
-    """Where in its chunk every kept element is, in order; all lie within their chunks. Reads the streams to their end."""
+    """Where in its chunk every kept element is, in order; all lie within their chunks. Reads the streams to their end. Raises MalformedBlob."""
     num_kept = int(counts.sum())
     if not num_kept:
         streams.take_ones(0)
         return np.empty(0, np.int64)
     b_X = _remainder_bits(lengths, counts)
+    remainders = [streams.take(int(counts[b_X > bit].sum())) for bit in range(int(b_X[counts > 0].max()))]
+    return _positions(streams.codec, remainders, streams.take_ones(num_kept), counts, lengths, b_X)
+
+
+class GroupedGaps:
+    """Positions in the chunks of a tensor, decoded by groups of so many chunks whenever they are asked for: of a tensor's all at once, and that of
+    every contribution to a mean, would be as much as the tensor for every four of them. Keeps the streams, and where in them each group begins.
+    Any thread, several at once.
+
+    kept_before: of each group, the elements kept in those before it.
+    """
+
+    def __init__(self, streams: "BitStreams", counts: npt.NDArray[np.uint16], lengths: Ints, group: int) -> None:
+        """Reads the streams to their end, and decodes every group once. counts: of the chunks, none above its length. Raises MalformedBlob."""
+        self._codec, self._counts, self._lengths, self._group = streams.codec, counts, lengths, group
+        firsts = np.arange(0, len(counts), group)
+        kept_X = counts.astype(np.int64)
+        b_X = _remainder_bits(lengths, kept_X)
+        self.kept_before = _sums_before(kept_X)[firsts]
+        self._remainders: list[tuple[_Bytes, Ints]] = []  # of each bit, and where in it the groups begin
+        for bit in range(int(b_X[kept_X > 0].max(initial=0))):
+            has_bit_X = np.where(b_X > bit, kept_X, 0)
+            self._remainders.append((streams.take_packed(int(has_bit_X.sum())), _sums_before(has_bit_X)[firsts]))
+        self._quotients = streams.take_ones_packed(int(kept_X.sum()))
+        self._quotients_before = [0]  # bits of them
+        for index in range(len(firsts)):
+            _, num_bits = self._decoded(index)
+            self._quotients_before.append(self._quotients_before[-1] + num_bits)
+
+    def positions(self, index: int) -> Ints:
+        """Those of the group of that number, in order, each within its chunk."""
+        return self._decoded(index)[0]
+
+    def _decoded(self, index: int) -> tuple[Ints, int]:
+        """The positions, and how many bits their quotients take. Raises MalformedBlob."""
+        chunks = slice(index * self._group, (index + 1) * self._group)
+        counts, lengths = self._counts[chunks].astype(np.int64), self._lengths[chunks]
+        num_kept = int(counts.sum())
+        if not num_kept:
+            return np.empty(0, np.int64), 0
+        b_X = _remainder_bits(lengths, counts)
+        remainders = [
+            unpacked(stream, int(before[index]), int(counts[b_X > bit].sum()))
+            for bit, (stream, before) in enumerate(self._remainders)
+        ]
+        most_bits = int((counts + ((lengths - counts) >> b_X))[counts > 0].sum())  # where no position lies outside
+        quotients = unpacked(self._quotients, self._quotients_before[index], most_bits)
+        ones = np.flatnonzero(quotients.view(np.bool_))[:num_kept]
+        if len(ones) < num_kept:
+            raise _outside(self._codec)
+        num_bits = int(ones[-1]) + 1
+        return _positions(self._codec, remainders, ones, counts, lengths, b_X), num_bits
+
+
+def unpacked(stream: _Bytes, first: int, num_bits: int) -> _Bytes:
+    """So many bits of it from bit first on as 0 and 1; fewer where it ends before."""
+    skipped = first % 8
+    bits = np.unpackbits(stream[first // 8 : -(-(first + num_bits) // 8)], bitorder="little")
+    return bits[skipped : skipped + num_bits]
+
+
+def _positions(codec: str, remainders: list[_Bytes], ones: Ints, counts: Ints, lengths: Ints, b_X: Ints) -> Ints:
+    """remainders: bit by bit, of the chunks that have it. ones: where the 1 bits of their quotients stand; overwritten. b_X: of the chunks."""
     b = np.repeat(b_X.astype(np.uint8), counts)
-    remainders = np.zeros(num_kept, np.uint16)
-    for bit in range(int(b_X[counts > 0].max())):
-        has_bit = b > bit
-        remainders[has_bit] |= streams.take(int(has_bit.sum())).astype(np.uint16) << bit
-    # One vector of 8-byte integers, in place: each more would be a sixth of the tensor's memory.
-    reached = streams.take_ones(num_kept)
+    low = np.zeros(len(ones), np.uint16)
+    for bit, bits in enumerate(remainders):
+        if len(bits) == len(low):
+            low |= bits.astype(np.uint16) << bit
+        elif len(bits):
+            low[b > bit] |= bits.astype(np.uint16) << bit
+    # One vector of 8-byte integers, in place.
+    reached = ones
     reached[1:] -= reached[:-1].copy() + 1  # quotients; of the first it is the position itself
     np.left_shift(reached, b, out=reached)
-    reached += remainders
+    reached += low
     reached += 1
     np.cumsum(reached, out=reached)
     stops = np.cumsum(counts)
     last = np.where(stops > 0, reached[stops - 1], 0)
     before = np.concatenate([[0], last[:-1]])  # what earlier chunks reached
     if (last - before > lengths).any():
-        raise MalformedBlob(f"{streams.codec}: a position outside its chunk")
+        raise _outside(codec)
     reached -= np.repeat(before + 1, counts)
     return reached
+
+
+def _sums_before(values: Ints) -> Ints:
+    """Of all before each."""
+    sums: Ints = np.cumsum(values) - values
+    return sums
+
+
+def _outside(codec: str) -> MalformedBlob:
+    return MalformedBlob(f"{codec}: a position outside its chunk")
 
 
 class BitStreams:
@@ -99,17 +177,33 @@ class BitStreams:
 
     def take(self, num_bits: int) -> _Bytes:
         """The next num_bits bits as 0 and 1. Raises MalformedBlob for too few and for padding that is not 0."""
+        return np.unpackbits(self.take_packed(num_bits), count=num_bits, bitorder="little")
+
+    def take_packed(self, num_bits: int) -> _Bytes:
+        """As `take`, eight in a byte."""
         num_bytes = -(-num_bits // 8)
         if num_bytes > len(self._bytes):
             raise MalformedBlob(f"{self.codec}: the payload ends within a stream")
         taken, self._bytes = self._bytes[:num_bytes], self._bytes[num_bytes:]
         if num_bits % 8 and int(taken[-1]) >> num_bits % 8:
             raise MalformedBlob(f"{self.codec}: padding bits that are not 0")
-        return np.unpackbits(taken, count=num_bits, bitorder="little")
+        return taken
 
     def take_ones(self, number: int) -> Ints:
         """Where the 1 bits of all that is left stand. Raises MalformedBlob unless so many, the last in the last byte."""
-        ones = np.flatnonzero(np.unpackbits(self._bytes, bitorder="little"))
-        if len(ones) != number or len(self._bytes) != (int(ones[-1]) // 8 + 1 if number else 0):
-            raise MalformedBlob(f"{self.codec}: {len(ones)} quotients for {number} kept elements")
+        bits = np.unpackbits(self._bytes, bitorder="little")
+        ones = np.flatnonzero(bits.view(np.bool_))  # of bytes it takes 15 times as long
+        self._check_ones(len(ones), number)
         return ones
+
+    def take_ones_packed(self, number: int) -> _Bytes:
+        """As `take_ones`, the bits themselves."""
+        starts = range(0, len(self._bytes), _PIECE_BYTES)
+        bits = (np.unpackbits(self._bytes[at : at + _PIECE_BYTES]) for at in starts)
+        ones = sum(int(np.count_nonzero(each.view(np.bool_))) for each in bits)
+        self._check_ones(ones, number)
+        return self._bytes
+
+    def _check_ones(self, ones: int, number: int) -> None:
+        if ones != number or (len(self._bytes) and not self._bytes[-1]):
+            raise MalformedBlob(f"{self.codec}: {ones} quotients for {number} kept elements")

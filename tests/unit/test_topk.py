@@ -2,6 +2,7 @@
 
 import math
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dilocox_peer.compression.gaps import encode_gaps
+from dilocox_peer.compression.reader import PIECE, pieces
 from dilocox_peer.compression.sizes import CHUNK, MOST_KEPT, payload_limits
 from dilocox_peer.compression.topk import TopKCodec, position_bits
 from dilocox_peer.errors import MalformedBlob
@@ -129,3 +132,56 @@ def test_refusal_takes_no_more_than_the_limits_allow():
     with pytest.raises(MalformedBlob, match="expected"):
         decoded(bytes(largest + 1), (CHUNK,))
     assert smallest == 4
+
+
+def chunks_of_every_kind(num_elements):
+    """Of each chunk none to as many as it may keep, of one size: decoded exactly."""
+    rng, x = np.random.default_rng(7), np.zeros(num_elements, np.float32)
+    for number, start in enumerate(range(0, num_elements, CHUNK)):
+        length = min(CHUNK, num_elements - start)
+        most = -(-length * MOST_KEPT // CHUNK)
+        kept = rng.choice(length, [0, 1, most, rng.integers(most + 1)][number % 4], replace=False)
+        x[start + kept] = rng.choice([-1, 1], len(kept)) * 2.0 ** (number % 5)
+    return torch.from_numpy(x)
+
+
+def test_parts_are_read_in_any_order_and_again():
+    x = chunks_of_every_kind(3 * PIECE + 5 * CHUNK + 77)
+    reader, parts = CODEC.open(memoryview(CODEC.encode(x)), tuple(x.shape)), list(pieces(len(x)))
+    for start, stop in [*parts, *reversed(parts), (0, len(x)), parts[2]]:
+        out = torch.full((stop - start,), torch.nan)
+        reader.read(start, stop, out)
+        assert torch.equal(out, x[start:stop])
+
+
+def test_what_is_opened_takes_next_to_nothing_beside_its_payload():
+    """A merge opens a tensor of every contribution at once: decoded, four of them take as much as the tensor."""
+    x = normal((4 * PIECE,))
+    payload = memoryview(CODEC.encode(x))
+    CODEC.open(payload, tuple(x.shape))
+    tracemalloc.start()
+    try:
+        reader = CODEC.open(payload, tuple(x.shape))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+        assert kept_bytes < len(payload) // 4
+        reader.read(0, PIECE, torch.empty(PIECE))
+        assert tracemalloc.get_traced_memory()[0] < len(payload) // 4
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("gap", [200, 3000, 65535])
+def test_a_position_outside_a_later_chunk_is_refused_before_anything_is_read(gap):
+    num_chunks = PIECE // CHUNK + 3
+    counts, gaps = np.full(num_chunks, 2, "<u2"), np.full(2 * num_chunks, 4000, np.uint16)
+    gaps[1::2] = 94
+    signs, lengths = bytes(-(-2 * num_chunks // 8)), np.full(num_chunks, CHUNK)
+
+    def payload():
+        streams = encode_gaps(gaps, counts.astype(np.int64), lengths)
+        return b"".join([struct.pack("<H", 0x3F80) * num_chunks, counts.tobytes(), signs, *streams])
+
+    assert int(torch.count_nonzero(decoded(payload(), (num_chunks * CHUNK,)))) == 2 * num_chunks
+    gaps[-3] = gap
+    with pytest.raises(MalformedBlob, match="outside its chunk"):
+        CODEC.open(memoryview(payload()), (num_chunks * CHUNK,))
