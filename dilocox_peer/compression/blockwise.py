@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import MAX_MAGNITUDE, check_magnitudes, from_bfloat16, to_bfloat16
-from dilocox_peer.compression.reader import PIECE, read_all
+from dilocox_peer.compression.reader import PIECE, empty_payload, read_all
 from dilocox_peer.compression.sizes import payload_limits
 from dilocox_peer.errors import MalformedBlob
 
@@ -51,10 +51,10 @@ class AbsmaxCodec:
         self._zero = 1 << (bits - 1)  # code of 0
         self._steps = self._zero - 1
 
-    def encode(self, x: Tensor) -> bytearray:
+    def encode(self, x: Tensor) -> memoryview:
         flat_N = x.detach().reshape(-1)
         n = len(flat_N)
-        payload = bytearray(payload_limits(self.name, (n,))[0])
+        payload = empty_payload(payload_limits(self.name, (n,))[0])
         scales, codes = _parts(payload, _ceil(n, self._block))
         work_N = torch.empty(min(n, _PIECE))
         bytes_N = np.empty(min(n, _PIECE) + 1, np.uint8)
@@ -134,10 +134,10 @@ class PlaneCodec:
         self._num_levels = num_levels
         self._block = block
 
-    def encode(self, x: Tensor) -> bytearray:
+    def encode(self, x: Tensor) -> memoryview:
         flat_N = x.detach().reshape(-1)
         n = len(flat_N)
-        payload = bytearray(payload_limits(self.name, (n,))[0])
+        payload = empty_payload(payload_limits(self.name, (n,))[0])
         levels, planes = self._levels_and_planes(payload, n)
         work_N = torch.empty(min(n, _PIECE))
         bools_N = np.empty(min(n, _PIECE), np.bool_)
@@ -183,7 +183,7 @@ class PlaneCodec:
     def decode(self, payload: memoryview, out: Tensor) -> None:
         read_all(self.open(payload, tuple(out.shape)), out)
 
-    def _levels_and_planes(self, payload: bytearray | memoryview, n: int) -> tuple[_U16, _U8]:
+    def _levels_and_planes(self, payload: memoryview, n: int) -> tuple[_U16, _U8]:
         """(blocks, levels) and (planes, bytes of one) as views of the payload."""
         levels, planes = _parts(payload, self._num_levels * _ceil(n, self._block))
         return levels.reshape(-1, self._num_levels), planes.reshape(self._num_levels, -1)
@@ -224,7 +224,7 @@ def _pieces(n: int, block: int, start: int = 0, stop: int | None = None) -> Iter
         yield whole, end, end - whole
 
 
-def _parts(payload: bytearray | memoryview, num_magnitudes: int) -> tuple[_U16, _U8]:
+def _parts(payload: memoryview, num_magnitudes: int) -> tuple[_U16, _U8]:
     """The magnitudes' bits and the codes, as views; writable if the payload is."""
     return (
         np.frombuffer(payload, "<u2", count=num_magnitudes),

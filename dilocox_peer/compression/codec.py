@@ -21,7 +21,7 @@ from torch import Tensor
 from dilocox_peer.compression.blockwise import AbsmaxCodec, PlaneCodec
 from dilocox_peer.compression.ecsq import EcsqCodec
 from dilocox_peer.compression.lowrank import LowRankCodec
-from dilocox_peer.compression.reader import TensorReader, read_all
+from dilocox_peer.compression.reader import Payload, TensorReader, read_all
 from dilocox_peer.compression.sizes import ABSMAX, MAX_CODEC_NAME_BYTES, PLAIN, PLANES, payload_limits
 from dilocox_peer.compression.topk import TopKCodec
 from dilocox_peer.errors import MalformedBlob
@@ -41,7 +41,7 @@ class TensorCodec(Protocol):
     is_finite: bool
     """Whether whatever opens decodes to finite values."""
 
-    def encode(self, x: Tensor) -> bytes | bytearray:
+    def encode(self, x: Tensor) -> Payload:
         """Bytes of x. x: any shape, float32, CPU, contiguous, finite; not modified. NaN in x may end as bytes that
         every decoder refuses."""
         ...
@@ -62,7 +62,7 @@ class TensorCodec(Protocol):
 class TensorEncoder(Protocol):
     """Encodes one tensor of a stage, round after round."""
 
-    def encode(self, x: Tensor) -> bytes | bytearray:
+    def encode(self, x: Tensor) -> Payload:
         """As TensorCodec.encode, save that it may start from what it remembers of the tensors before."""
         ...
 
@@ -92,17 +92,16 @@ class PlainCodec:
         self.name = name
         self._dtype = np.dtype(f"<f{size_bytes}")
 
-    def encode(self, x: Tensor) -> bytes | bytearray:
+    def encode(self, x: Tensor) -> Payload:
         flat_N = x.detach().reshape(-1)
-        if self._dtype.itemsize == 4:
-            return flat_N.numpy().astype(self._dtype, copy=False).tobytes()
-        payload = bytearray(payload_limits(self.name, (len(flat_N),))[0])
-        halves = np.frombuffer(payload, self._dtype) if payload else np.empty(0, self._dtype)
+        values = np.empty(len(flat_N), self._dtype)
         for start in range(0, len(flat_N), _PIECE):
-            # Clamped, as inf would poison every peer. Cast by torch: numpy's is ten times slower.
-            piece = flat_N[start : start + _PIECE].clamp(-FP16_MAX, FP16_MAX).to(torch.float16)
-            halves[start : start + len(piece)] = piece.numpy()
-        return payload
+            piece = flat_N[start : start + _PIECE]
+            if self._dtype.itemsize == 2:
+                # Clamped, as inf would poison every peer. Cast by torch: numpy's is ten times slower.
+                piece = piece.clamp(-FP16_MAX, FP16_MAX).to(torch.float16)
+            values[start : start + len(piece)] = piece.numpy()  # `tobytes` would hold every other thread for all of it
+        return values.view(np.uint8).data
 
     def open(self, payload: memoryview, shape: tuple[int, ...]) -> "_PlainReader":
         size_bytes, _ = payload_limits(self.name, shape)

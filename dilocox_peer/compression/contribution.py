@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from dilocox_peer.compression.codec import CodecPolicy, RememberingCodec, TensorCodec, TensorEncoder, codec_named
-from dilocox_peer.compression.reader import TensorReader, pieces
+from dilocox_peer.compression.reader import Payload, TensorReader, pieces
 from dilocox_peer.compression.sizes import max_header_bytes, payload_limits
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.files import let_go
@@ -110,12 +110,12 @@ class ContributionEncoder:
         ]
         return self.joined(payloads)
 
-    def encode_tensor(self, index: int, x: Tensor) -> bytes | bytearray:
+    def encode_tensor(self, index: int, x: Tensor) -> Payload:
         """The payload of the tensor of that place in the layout."""
         spec = self._layout.tensors[index]
         return self._encoder(spec, self._codec_of(spec)).encode(x)
 
-    def joined(self, payloads: list[bytes | bytearray]) -> memoryview:
+    def joined(self, payloads: list[Payload]) -> memoryview:
         """The blob of these payloads, one for each tensor; takes them over, and gives each one's memory back once it is copied.
         Does not hold the GIL for the whole."""
         return join_payloads(self._layout, self._codec_of, payloads)
@@ -130,7 +130,7 @@ class ContributionEncoder:
         return encoder
 
 
-def join_payloads(layout: Layout, codec_of: CodecPolicy, payloads: list[bytes | bytearray]) -> memoryview:
+def join_payloads(layout: Layout, codec_of: CodecPolicy, payloads: list[Payload]) -> memoryview:
     """The blob of these payloads, one for each tensor of layout, by the policy's codecs. See ContributionEncoder.joined."""
     sizes = tuple(len(payload) for payload in payloads)
     names = tuple(codec_of(spec).name for spec in layout.tensors)

@@ -13,6 +13,8 @@ from dilocox_peer.errors import MalformedBlob
 _PIECE_GAPS = 1 << 16
 """Gaps worked on at a time, where 8-byte integers are needed."""
 
+_PIECE_CHUNKS = 256
+
 _PIECE_BYTES = 1 << 15
 """Of a stream, unpacked at a time to be counted."""
 
@@ -53,7 +55,11 @@ def encode_gaps(gaps: npt.NDArray[np.uint16], counts: Ints, lengths: Ints) -> li
     """The remainder streams, lowest bit first, and the quotient stream."""
     if not len(gaps):
         return []
-    b = np.repeat(_remainder_bits(lengths, counts).astype(np.uint8), counts)
+    b_X = _remainder_bits(lengths, counts).astype(np.uint8)
+    starts = range(
+        0, len(counts), _PIECE_CHUNKS
+    )  # of a large tensor at once, `repeat` holds every other thread for 60 ms
+    b = np.concatenate([np.repeat(b_X[at : at + _PIECE_CHUNKS], counts[at : at + _PIECE_CHUNKS]) for at in starts])
     remainders = [np.packbits((gaps[b > bit] >> bit) & 1, bitorder="little").tobytes() for bit in range(int(b.max()))]
     quotients = gaps >> b
     unary = np.zeros(int(quotients.sum(dtype=np.int64)) + len(gaps), np.bool_)

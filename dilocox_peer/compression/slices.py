@@ -39,7 +39,7 @@ from dilocox_peer.compression.contribution import (
 )
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
 from dilocox_peer.compression.lengths import scale, squares_of, unit_of, unit_sizes, units_of
-from dilocox_peer.compression.reader import TensorReader, pieces
+from dilocox_peer.compression.reader import Payload, TensorReader, pieces
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout, TensorSpec, sha256
 from dilocox_peer.wire import versions
@@ -97,7 +97,7 @@ def cut(layout: Layout, count: int) -> Cut:
 # ---- a contribution -------------------------------------------------------------------------------------------------
 
 
-def sliced_payloads(cut_: Cut, codec_of: CodecPolicy, payloads: list[bytes | bytearray]) -> tuple[memoryview, ...]:
+def sliced_payloads(cut_: Cut, codec_of: CodecPolicy, payloads: list[Payload]) -> tuple[memoryview, ...]:
     """The slices' blobs of a contribution whose tensors, as they are cut, were encoded to these payloads; takes them over."""
     blobs = []
     for layout, first in zip(cut_.slices, cut_.firsts, strict=True):

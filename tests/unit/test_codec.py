@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dilocox_peer.compression import blockwise
 from dilocox_peer.compression.codec import CODECS, TensorCodec, codec_named
 from dilocox_peer.compression.feedback import DECAY_BY_CODEC, residual_after, with_feedback
 from dilocox_peer.compression.reader import PIECE, pieces
@@ -134,6 +135,22 @@ def test_encoding_twice_gives_equal_bytes_and_leaves_the_input(codec):
     before = x.clone()
     assert codec.encode(x) == codec.encode(x.clone())
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("name", ["none", "fp16", "int8", "int4", "int2", "sign"])
+def test_a_large_payload_is_neither_zeroed_nor_copied_at_one_stroke(name):
+    """`bytearray(n)` and `tobytes` hold every other thread, the event loop's too, as long as that takes."""
+    assert isinstance(CODECS[name].encode(normal((3, 5))), memoryview)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int2", "sign"])
+@pytest.mark.parametrize("num_elements", [0, 1, 129, 300, PIECE + 321])
+def test_every_byte_of_a_payload_is_written(name, num_elements, monkeypatch):
+    x, payloads = normal((num_elements,)), set()
+    for byte in (b"\x00", b"\xff"):
+        monkeypatch.setattr(blockwise, "empty_payload", lambda size, byte=byte: memoryview(bytearray(byte * size)))
+        payloads.add(bytes(CODECS[name].encode(x)))
+    assert len(payloads) == 1
 
 
 def test_decoding_gives_equal_bits_with_any_number_of_threads(codec):

@@ -43,7 +43,7 @@ from dilocox_peer.compression.feedback import decay_by_codec, residual_after, wi
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.lengths import Squares
 from dilocox_peer.compression.policy import policy_named
-from dilocox_peer.compression.reader import PIECE, pieces
+from dilocox_peer.compression.reader import PIECE, Payload, pieces
 from dilocox_peer.compression.sizes import raw_bytes
 from dilocox_peer.compression.slices import CertifiedMean, cut, joined, sliced_payloads, table_of
 from dilocox_peer.errors import ConfigError
@@ -182,7 +182,7 @@ class OuterOptimizer:
         decays = self._decays()
         sent_X = torch.empty(max((spec.num_elements for spec in self._layout.tensors), default=0))
         turn, self._turn = self._turn, (self._turn + 1) % TURNS
-        payloads: list[bytes | bytearray] = []
+        payloads: list[Payload] = []
         sent, lost = 0.0, 0.0
         for index, (spec, start, stop) in enumerate(self._layout.spans()):
             self._crew.require_going()
@@ -211,7 +211,7 @@ class OuterOptimizer:
         self._offered = _Offered(pseudo_gradient_N, contribution, decays, self._unsettled)
         return OwnContribution(blob, self._unsettled, raw_bytes(self._layout), self._lost, slices)
 
-    def _lost_of(self, spec: TensorSpec, payload: bytes | bytearray, sent_N: Tensor) -> float:
+    def _lost_of(self, spec: TensorSpec, payload: Payload, sent_N: Tensor) -> float:
         """|residual|**2 of a tensor, which is written over sent."""
         reader = self._codec_of(spec).open(memoryview(payload), spec.shape)
         decoded_X = torch.empty(PIECE)
