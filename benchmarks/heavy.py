@@ -40,6 +40,7 @@ from peaks import held, peaks_of
 from swarm import WatchedSwarm, header, spread
 
 from dilocox_peer.cli.children import Child
+from dilocox_peer.compression.allowed import AllowedCodecs
 from dilocox_peer.compression.lengths import Squares
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.config import preset
@@ -155,7 +156,7 @@ def rounds(arguments: argparse.Namespace, threads: int, folder: Path) -> list[Di
 
     settings = OuterSettings(0.7, 0.6, policy)
     outer = OuterOptimizer(settings, read_checkpoint(path, RUN, layout), crew=Crew(threads), grow=grow)
-    shelf, norms = Shelf(folder / "contributions"), KnownNorms(layout)
+    shelf, norms = Shelf(folder / "contributions"), KnownNorms(layout, AllowedCodecs((arguments.codec,), 64))
     steps, digests = Steps(watch, n), []
     others = arguments.contributions - 1
     for number in range(1, arguments.rounds + 1):

@@ -80,7 +80,7 @@ class LowRankCodec:
         rows, columns = matrix_shape(shape)
         if len(payload) < 2:
             raise MalformedBlob(f"{self.name}: {len(payload)} bytes for shape {shape}")
-        rank = int.from_bytes(payload[:2], "little")
+        rank = rank_of(payload)
         if rank > largest_rank(shape):
             raise MalformedBlob(f"{self.name}: rank {rank} for shape {shape}, at most {largest_rank(shape)}")
         expected = low_rank_bytes(rows, columns, rank)
@@ -94,6 +94,11 @@ class LowRankCodec:
 
     def decode(self, payload: memoryview, out: Tensor) -> None:
         read_all(self.open(payload, tuple(out.shape)), out)
+
+
+def rank_of(payload: memoryview) -> int:
+    """What it says of itself, of at least two bytes."""
+    return int.from_bytes(payload[:2], "little")
 
 
 class _Zeros:

@@ -32,7 +32,7 @@ from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States, fet
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.inner_reach import InnerReach
-from dilocox_peer.peer.training.known_norms import KnownNorms
+from dilocox_peer.peer.training.known_norms import KnownNorms, allowed_codecs
 from dilocox_peer.peer.training.outer_contract import Origins
 from dilocox_peer.peer.training.slice_desk import SliceDesk, contribution_layout
 from dilocox_peer.peer.training.trainer import Trainer
@@ -75,7 +75,7 @@ class Averaging:
         self._blob_bytes_served = 0  # of this stay, as the transport's counts are
         self._listener = listener
         self._layout = contribution_layout(manifest, stage)
-        self._norms = KnownNorms(self._layout)
+        self._norms = KnownNorms(self._layout, allowed_codecs(manifest))
         self.machine = _machine(presence, stage, manifest, keeper, sign)
         self._states = States(trainer.state, keeper.state_folders)
         self.store = Store(
@@ -236,7 +236,7 @@ def _slice_desk(manifest: Manifest, stage: int, keeper: Keeper) -> SliceDesk | N
     if not (count := manifest.rounds.num_slices):
         return None
     return SliceDesk(
-        layout_of(manifest, stage), count, norm_clip=manifest.limits.norm_clip, blobs=keeper.blobs,
+        layout_of(manifest, stage), count, norm_clip=manifest.limits.norm_clip, blobs=keeper.blobs, allowed=allowed_codecs(manifest),
         reach=InnerReach.of(manifest),
     )  # fmt: skip
 

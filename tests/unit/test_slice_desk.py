@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dilocox_peer.compression.allowed import AllowedCodecs
+from dilocox_peer.compression.ladder import LADDER
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.slices import cut, joined, read_table
 from dilocox_peer.errors import MalformedBlob
@@ -34,7 +36,7 @@ class Peer:
         self.outer = OuterOptimizer(OuterSettings(0.7, 0.6, policy_named(codec), slices=SLICES), state)
         self.local = torch.zeros(SIZE)
         self.blobs = Shelf(folder / str(number))
-        self.desk = SliceDesk(LAYOUT, SLICES, norm_clip=4.0, blobs=self.blobs)
+        self.desk = SliceDesk(LAYOUT, SLICES, norm_clip=4.0, blobs=self.blobs, allowed=AllowedCodecs(LADDER, 64))
         self.number = number
         self.codec, self.policy = codec, policy_named(codec)
 
@@ -142,6 +144,22 @@ def test_a_desk_takes_what_is_right_and_nothing_else(tmp_path: Path) -> None:
         with pytest.raises(MalformedBlob):
             peer.desk.check(memoryview(blob), part)
     assert len(table) <= peer.desk.max_bytes(BlobPart("table"))
+
+
+def test_a_slice_or_a_result_in_a_codec_that_the_run_does_not_use_is_refused(tmp_path: Path) -> None:
+    peer, other = swarm(tmp_path)[0], Peer(1, tmp_path, "ecsq")
+    entry, blobs = other.offer(1)
+    for blob in blobs:
+        peer.blobs.put(blob)
+    with pytest.raises(MalformedBlob, match="in ecsq; in this run"):
+        peer.desk.check(memoryview(blobs[0]), BlobPart("slice", 0, entry.blob))
+    told = peer.desk.average(AverageSlice(inputs_of([entry]), 0, (entry,), b"", "int4"))
+    assert isinstance(told[0], BlobRefused)
+    assert "in ecsq; in this run" in told[0].reason
+    assert peer.desk.check(memoryview(blobs[0]), BlobPart("result", 0)) == (), "the mean of topk's"
+    fixed = SliceDesk(LAYOUT, SLICES, norm_clip=4.0, blobs=peer.blobs, allowed=AllowedCodecs(("int4",), 64))
+    with pytest.raises(MalformedBlob, match="in ecsq; in this run"):
+        fixed.check(memoryview(blobs[0]), BlobPart("result", 0))
 
 
 def test_a_contribution_whose_table_lies_about_a_norm_is_refused_by_whoever_averages_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ rounds grow longer has fewer of them. Every plan begins where the one before end
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from dilocox_peer.compression.ladder import codecs_beside
+from dilocox_peer.compression.ladder import LOW_RANK, codecs_beside
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.wire.chain import Plan
 
@@ -97,6 +97,11 @@ def adapts_inner_steps(manifest: Manifest) -> bool:
     return manifest.compression.adapt != "off" and manifest.stages.count == 1
 
 
+def adapts_rank(manifest: Manifest) -> bool:
+    """Whether plans may name another rank than the manifest's."""
+    return manifest.compression.adapt != "off" and manifest.compression.codec == LOW_RANK
+
+
 def plan_bounds(manifest: Manifest) -> PlanBounds:
     """What certificates may plan in this run."""
     rounds, compression = manifest.rounds, manifest.compression
@@ -105,4 +110,5 @@ def plan_bounds(manifest: Manifest) -> PlanBounds:
     if adapts_inner_steps(manifest):
         smallest, largest = min(smallest, rounds.min_inner_steps), max(largest, rounds.max_inner_steps)
     codecs = codecs_beside(compression.codec) if compression.adapt == "link" else (compression.codec,)
-    return PlanBounds(codecs, MAX_RANK, smallest, largest, total_steps(manifest))
+    max_rank = MAX_RANK if adapts_rank(manifest) else compression.rank
+    return PlanBounds(codecs, max_rank, smallest, largest, total_steps(manifest))

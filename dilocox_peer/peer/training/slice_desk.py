@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from dilocox_peer.compression.aggregate import squared_norm
+from dilocox_peer.compression.allowed import AllowedCodecs
 from dilocox_peer.compression.contribution import open_contribution
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.sizes import blob_limits
@@ -38,12 +39,20 @@ class SliceDesk:
     """Slices of one stage. blobs: where tables, slices, results and residuals lie."""
 
     def __init__(
-        self, layout: Layout, count: int, *, norm_clip: float, blobs: Shelf, reach: InnerReach = UNKNOWN
+        self,
+        layout: Layout,
+        count: int,
+        *,
+        norm_clip: float,
+        blobs: Shelf,
+        allowed: AllowedCodecs,
+        reach: InnerReach = UNKNOWN,
     ) -> None:
-        """layout: of the whole. reach: of the inner optimizer."""
+        """layout: of the whole. allowed: what contributions may be. reach: of the inner optimizer."""
         self._cut = cut(layout, count)
         self._norm_clip, self._reach = norm_clip, reach
         self._blobs = blobs
+        self._allowed, self._allowed_results = allowed, allowed.of_results()
         self._checked: OrderedDict[tuple[Digest, int], None] = OrderedDict()
         self._read: OrderedDict[Digest, tuple[bytes, SliceTable]] = OrderedDict()
 
@@ -63,7 +72,9 @@ class SliceDesk:
                 assert part.table is not None, "a slice of no table"
                 self._check_slice(part.table, self._table(part.table)[1], part.slice, blob, anew=True)
             case "result":
-                squared_norm(open_contribution(blob, self._cut.slices[part.slice]))
+                result = open_contribution(blob, self._cut.slices[part.slice])
+                self._allowed_results.check(result)
+                squared_norm(result)
             case "residual":
                 check_residual(blob, self._cut.slices[part.slice])
         return ()
@@ -119,6 +130,7 @@ class SliceDesk:
         """Once: what else may have brought the same bytes here was checked for another table, or none."""
         if (name, index) in self._checked and not anew:
             return
+        self._allowed.check(open_contribution(blob, self._cut.slices[index]))
         check_part(blob, self._cut.slices[index], table.parts[index])
         self._checked[name, index] = None
         while len(self._checked) > MAX_CHECKED:

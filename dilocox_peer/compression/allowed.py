@@ -1,0 +1,45 @@
+"""Which codecs contributions may be of in a run. Any that this version decodes would let a stranger choose the slowest: `ecsq`, in a run whose
+contributions are int4, takes all who check it 15 times as long."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from dilocox_peer.compression.contribution import Contribution
+from dilocox_peer.compression.ladder import LOW_RANK
+from dilocox_peer.compression.lowrank import rank_of
+from dilocox_peer.compression.names import codec_names
+from dilocox_peer.compression.slices import RESULT_CODEC
+from dilocox_peer.errors import MalformedBlob
+from dilocox_peer.types import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedCodecs:
+    """What contributions of any round of a run may be: one by an earlier plan is still taken, and so are the leaner ones of a peer that missed
+    rounds, which are the run's codecs too.
+
+    codecs: that a plan may name. max_rank: of low rank, that it may name.
+    """
+
+    codecs: Collection[str]
+    max_rank: int
+
+    def check(self, contribution: Contribution) -> None:
+        """Decodes nothing. Raises MalformedBlob with the reason."""
+        tensors = zip(contribution.layout.tensors, contribution.codecs, contribution.payloads, strict=True)
+        for spec, codec, payload in tensors:
+            if codec.name not in (names := self._names(spec)):
+                raise MalformedBlob(f"{spec.name} in {codec.name}; in this run it may be in {', '.join(sorted(names))}")
+            if codec.name == LOW_RANK and (rank := rank_of(payload)) > self.max_rank:
+                raise MalformedBlob(f"{spec.name} in rank {rank}; in this run at most {self.max_rank}")
+
+    def of_results(self) -> "AllowedCodecs":
+        """What means of such contributions may be, where a run averages in slices."""
+        return AllowedCodecs(
+            frozenset(RESULT_CODEC[codec] for codec in self.codecs if codec in RESULT_CODEC), self.max_rank
+        )
+
+    def _names(self, spec: TensorSpec) -> frozenset[str]:
+        """Whether low rank pays depends on the rank."""
+        ranks = (1, max(self.max_rank, 1))
+        return frozenset(codec_names(codec, rank=rank)(spec) for codec in self.codecs for rank in ranks)
