@@ -75,7 +75,8 @@ class Onlooker:
         ]
         self._found = {survey.stage: survey.leases for survey in self._surveys}
         troubles = await self._lookout.look_once()
-        return self._page.take(RunFacts(time.time(), self._link, stages, troubles=troubles))
+        kept_round = self._lookout.kept_round
+        return self._page.take(RunFacts(time.time(), self._link, stages, kept_round=kept_round, troubles=troubles))
 
 
 async def document_of(open_visit: "Visit", manifest: Manifest, link: str) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ async def ask_how_it_is(transport: Transport, peer: PeerId, timeout_s: float = A
 
 
 class Lookout:
-    """`serve`, then `run` it. troubles: as they were told last."""
+    """`serve`, then `run` it. troubles: as they were told last. kept_round: that the bootstraps keep the run up to, as `look_once` heard; None: not known."""
 
     def __init__(
         self,
@@ -88,6 +88,7 @@ class Lookout:
         self._tasks: set[asyncio.Task[None]] = set()
         self.troubles: tuple[Trouble, ...] = ()
         self.told_at = 0.0  # monotonic
+        self.kept_round: int | None = None
 
     async def serve(self) -> None:
         """Answers who asks, from here on."""
@@ -112,6 +113,7 @@ class Lookout:
             health.listed(self._leases(), time.monotonic(), time.time())
             asked = [peer for peer in health.to_ask(float("inf"), MAX_ASKED_ONCE) if not health.is_heard(peer, began)]
             await asyncio.gather(*(self._ask(peer) for peer in asked))
+        self.kept_round = health.kept_round(began)
         troubles = health.troubles(time.monotonic())
         return tuple(each for each in troubles if each.kind != "clocks")  # ours is nobody's trouble
 

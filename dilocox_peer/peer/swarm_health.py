@@ -160,6 +160,15 @@ class SwarmHealth:
         known = self._known.get(peer)
         return known is not None and known.heard_at >= since
 
+    def kept_round(self, since: float) -> int | None:
+        """The newest round that a bootstrap heard since then says it keeps the run up to, 0: none; None: none of them has said."""
+        kept = [
+            known.said.round
+            for peer in self.bootstraps
+            if (known := self._known.get(peer)) is not None and known.heard_at >= since and known.said is not None
+        ]
+        return max(kept, default=None)
+
     def ask_soon(self, peers: Iterable[PeerId]) -> None:
         """These, whose links have ended: at the next look."""
         for peer in peers:

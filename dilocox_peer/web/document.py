@@ -260,16 +260,11 @@ class RunPage:
     def _standing(self, facts: RunFacts, *, is_over: bool) -> Standing:
         first = self._histories[0]
         if is_over:
-            is_here = facts.kept_round >= len(first.rounds)
-            model = "its model is to be had with the line below" if is_here else "its last round is not kept here yet"
-            return Standing("complete", f"the run is over: {model}")
+            return Standing("complete", f"the run is over: {self._model_words(facts.kept_round)}")
         empty = [str(number) for number, stage in enumerate(facts.stages) if not stage.here]
         worst = facts.troubles[0] if facts.troubles else None
         if len(empty) == len(facts.stages) and (worst is None or worst.kind in {"empty", "waiting"}):
-            kept = f"is kept up to round {facts.kept_round}, and goes on from there with who joins"
-            if not facts.kept_round:
-                kept = "waits for somebody who has it" if first.rounds else "begins with those who join"
-            return Standing("empty", f"nobody is here: the run {kept}")
+            return Standing("empty", f"nobody is here: the run {self._waiting_words(facts.kept_round)}")
         if first.directive is not None and first.directive.paused:
             return Standing("paused", "the run's owner has paused it: it goes on when the owner says so")
         if worst is not None and worst.stops:
@@ -281,6 +276,21 @@ class RunPage:
         if first.rounds[-1].at_s and since_s > patience_s:
             return Standing("stalled", f"no round was certified for {duration(since_s)}")
         return Standing("training", "rounds are being certified")
+
+    def _model_words(self, kept_round: int | None) -> str:
+        """Of a run that is over. It is read beside the page's line for `export`, and where no such line is."""
+        if kept_round is None:
+            return "whether its last round is kept is not known"
+        is_kept = kept_round >= len(self._histories[0].rounds)
+        return "its model is to be had with `dilocox-peer export`" if is_kept else "its last round is not kept yet"
+
+    def _waiting_words(self, kept_round: int | None) -> str:
+        """Of a run that nobody trains."""
+        if kept_round:
+            return f"is kept up to round {kept_round}, and goes on from there with who joins"
+        if not self._histories[0].rounds:
+            return "begins with those who join"
+        return "waits for somebody who has it" if kept_round == 0 else "waits; what is kept of it is not known"
 
     def _eta_s(self, now: float) -> float | None:
         """Until the last round, at the pace of the newest ones; None while it is not known."""

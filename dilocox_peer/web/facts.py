@@ -57,13 +57,13 @@ class StageFacts:
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """One look at a run. at_s: when (Unix seconds). link: that others join with. validation: losses by round, nats a token.
-    kept_round: the newest that is kept here, 0: none. troubles: what is wrong, the worst first, told troubles_age_s ago."""
+    kept_round: the newest that a bootstrap keeps, 0: none, None: not known. troubles: what is wrong, the worst first, told troubles_age_s ago."""
 
     at_s: float
     link: str
     stages: Sequence[StageFacts]
     validation: Mapping[int, float] = field(default_factory=dict)
-    kept_round: int = 0
+    kept_round: int | None = 0
     sampled: TextSampled | None = None
     troubles: Sequence[Trouble] = ()
     troubles_age_s: float = 0.0

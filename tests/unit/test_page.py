@@ -227,12 +227,12 @@ def test_a_long_curve_is_thinned_and_its_newest_part_is_not():
         (
             replace(FACTS, stages=[replace(each, is_over=True) for each in FACTS.stages]),
             "complete",
-            "not kept here yet",
+            "not kept yet",
         ),
         (
             replace(FACTS, stages=[replace(each, is_over=True) for each in FACTS.stages], kept_round=40),
             "complete",
-            "the line below",
+            "to be had with `dilocox-peer export`",
         ),
         (
             replace(FACTS, stages=[replace(each, holders=()) for each in FACTS.stages], kept_round=39),
