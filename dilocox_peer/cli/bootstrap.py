@@ -428,6 +428,7 @@ async def _lookout(
         return None
     lookout = lookout_of_keeper(
         transport, manifest, kept_round=lambda: archivist.round, look_again=archivist.look_soon, listener=listener,
+        is_over=lambda: all(kept.is_over for kept in archivist.stages),
         leases=lambda: {
             kept.stage: kept.leases
             for kept in archivist.stages

@@ -33,7 +33,12 @@ class Onlooker:
         self._surveys = surveys
         self._link = link
         self._found: Mapping[int, Sequence[Lease]] = {}  # as the directory was read last
-        self._lookout = lookout_of_visitor(transport, manifest, leases=lambda: self._found)
+        self._lookout = lookout_of_visitor(
+            transport,
+            manifest,
+            leases=lambda: self._found,
+            is_over=lambda: all(survey.annals.is_over for survey in surveys),
+        )
 
     @classmethod
     async def of(cls, open_visit: "Visit", manifest: Manifest, link: str) -> "Onlooker | None":

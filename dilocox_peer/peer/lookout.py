@@ -69,15 +69,18 @@ class Lookout:
         leases: Callable[[], Mapping[int, Sequence[Lease]]],
         signs: Callable[[], Signs] = tuple,
         look_again: Callable[[], object] = lambda: None,
+        is_over: Callable[[], bool] = bool,
         listener: Listener,
     ) -> None:
-        """own: what this one says of itself. leases: as the directory was last read, of those that have not left. look_again: has it read."""
+        """own: what this one says of itself. leases: as the directory was last read, of those that have not left. look_again: has it read.
+        is_over: whether the last round of all stages is certified."""
         self._transport = transport
         self._health = health
         self._own = own
         self._leases = leases
         self._signs = signs
         self._look_again = look_again
+        self._is_over = is_over
         self._listener = listener
         self._read: Mapping[int, Sequence[Lease]] = {}
         self._again_at = 0.0
@@ -114,7 +117,7 @@ class Lookout:
             asked = [peer for peer in health.to_ask(float("inf"), MAX_ASKED_ONCE) if not health.is_heard(peer, began)]
             await asyncio.gather(*(self._ask(peer) for peer in asked))
         self.kept_round = health.kept_round(began)
-        troubles = health.troubles(time.monotonic())
+        troubles = self._troubles(time.monotonic())
         return tuple(each for each in troubles if each.kind != "clocks")  # ours is nobody's trouble
 
     def _look(self, now: float) -> None:
@@ -137,7 +140,11 @@ class Lookout:
             task = asyncio.create_task(self._ask(peer), name="how are you")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        self._tell(health.troubles(now), now)
+        self._tell(self._troubles(now), now)
+
+    def _troubles(self, now: float) -> tuple[Trouble, ...]:
+        self._health.is_over = self._is_over()
+        return self._health.troubles(now)
 
     async def _ask(self, peer: PeerId) -> None:
         health, addresses = self._health, self._health.addresses(peer)
@@ -256,6 +263,7 @@ def lookout_of_keeper(
     kept_round: Callable[[], int],
     leases: Callable[[], Mapping[int, Sequence[Lease]]],
     look_again: Callable[[], object],
+    is_over: Callable[[], bool],
     listener: Listener,
 ) -> Lookout:
     """Of a bootstrap that keeps the run."""
@@ -263,12 +271,16 @@ def lookout_of_keeper(
         transport.peer_id, manifest.stages.count, manifest.rounds.start_peers, bootstraps=transport.named
     )
     own = partial(entry_health, kept_round)
-    return Lookout(transport, health, own=own, leases=leases, look_again=look_again, listener=listener)
+    return Lookout(transport, health, own=own, leases=leases, look_again=look_again, is_over=is_over, listener=listener)
 
 
 def lookout_of_visitor(
-    transport: Transport, manifest: Manifest, *, leases: Callable[[], Mapping[int, Sequence[Lease]]]
+    transport: Transport,
+    manifest: Manifest,
+    *,
+    leases: Callable[[], Mapping[int, Sequence[Lease]]],
+    is_over: Callable[[], bool],
 ) -> Lookout:
     """Of somebody who only looks, with `look_once`."""
     health = SwarmHealth(None, manifest.stages.count, manifest.rounds.start_peers, bootstraps=transport.named)
-    return Lookout(transport, health, own=entry_health, leases=leases, listener=lambda _event: None)
+    return Lookout(transport, health, own=entry_health, leases=leases, is_over=is_over, listener=lambda _event: None)

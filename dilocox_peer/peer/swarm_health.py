@@ -101,6 +101,7 @@ class SwarmHealth:
     stage: int | None = None
     bootstraps: Collection[PeerId] = ()
     has_begun: bool = False  # a round is certified, of any stage
+    is_over: bool = False  # the last round is, of all stages: nobody has to be there any more
     _known: dict[PeerId, Known] = field(default_factory=dict)
     _looked_at: float | None = None
     _asked_heard_at: float = NEVER
@@ -254,9 +255,9 @@ class SwarmHealth:
             elif stage.number in self._read:
                 self._empty_since.setdefault(stage.number, now)
         found = [*self._of_clocks(), *self._of_bootstraps(now)]
-        if not self.has_begun:
+        if not self.has_begun and not self.is_over:
             found += self._of_beginning(stages)
-        else:
+        elif not self.is_over:
             for stage in stages:
                 found += self._of_stage(stage, now)
             found += self._thin(stages, now)

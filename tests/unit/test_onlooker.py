@@ -8,6 +8,7 @@ import pytest
 
 from dilocox_peer.cli.onlooker import Onlooker
 from dilocox_peer.network.bulk import PeerSilent
+from dilocox_peer.peer.lookout import lookout_of_keeper
 from dilocox_peer.types import PeerId
 from dilocox_peer.web.document import RunPage
 from dilocox_peer.wire.declared import encode
@@ -70,3 +71,22 @@ async def seen(kept_round: int | None, *, is_over: bool) -> dict[str, Any]:
 async def test_what_is_kept_of_a_run_is_what_its_bootstrap_says(kept_round: int | None, is_over: bool, why: str):
     now = await seen(kept_round, is_over=is_over)
     assert (now["kept_round"], now["why"]) == (kept_round, why)
+
+
+async def test_that_everybody_has_left_is_wrong_only_before_the_last_round():
+    kinds = {
+        is_over: [each["kind"] for each in (await seen(40, is_over=is_over))["troubles"]] for is_over in (False, True)
+    }
+    assert kinds == {False: ["empty", "empty"], True: []}
+
+
+async def test_a_keeper_tells_nothing_more_of_who_is_missing_once_the_run_is_over():
+    transport: Any = TransportStub(None)
+    transport.named, transport.peer_id, is_over = (), BOOT, False
+    lookout = lookout_of_keeper(
+        transport, MANIFEST, kept_round=lambda: 40, leases=lambda: {0: (), 1: ()}, look_again=lambda: None,
+        is_over=lambda: is_over, listener=lambda _event: None,
+    )  # fmt: skip
+    assert [each.kind for each in await lookout.look_once()] == ["waiting", "waiting"]
+    is_over = True
+    assert await lookout.look_once() == ()

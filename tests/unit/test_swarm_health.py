@@ -271,6 +271,28 @@ def test_what_ails_one_of_two_stops_nothing_and_is_named(ail):
     assert (trouble.kind, trouble.peers, trouble.stops) == (ail, (PeerId("a"),), False)
 
 
+@pytest.mark.parametrize("kind", ["empty", "frozen", "paused", "silent", "thin", "slow"])
+def test_nobody_has_to_be_there_once_the_run_is_over(kind):
+    run = Run(lease("me", 0), lease("a", 1, speed=40.0), lease("b", 1, speed=0.0 if kind == "slow" else 40.0))
+    if kind == "slow":
+        run = Run(lease("me", 0), lease("a", 1, speed=30.0))
+    names = [PeerId("a"), PeerId("b")]
+    run.second(5)
+    if kind == "empty":
+        run.dead = set(names)
+    elif kind in {"frozen", "silent"}:
+        run.stopped = set(names if kind == "frozen" else names[:1])
+    elif kind == "paused":
+        run.said |= dict.fromkeys(names, HealthForm(1, 5, 0, is_paused=True))
+    run.second(40)
+    assert kind in run.kinds()
+    run.health.is_over = True
+    assert run.kinds() == []
+    run.dead.add(BOOT)
+    run.second(10)
+    assert run.kinds() == ["bootstrap"], "whose copy somebody may want"
+
+
 @pytest.mark.parametrize("ahead_s", [60.0, -60.0])
 @pytest.mark.parametrize("off", ["a", "me"])
 def test_the_one_clock_that_is_off_is_named_by_all(ahead_s, off):
