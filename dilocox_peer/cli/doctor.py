@@ -12,19 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from dilocox_peer import __version__
 from dilocox_peer.admission import Gate
 from dilocox_peer.cli import checks
 from dilocox_peer.cli.checks import Check, within
 from dilocox_peer.cli.expected import Expected
+from dilocox_peer.cli.findings import render, report, summary
 from dilocox_peer.cli.flags import DoctorFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.errors import ConfigError, DilocoxError
@@ -54,8 +52,6 @@ STEP_OPERATIONS = 3e11  # of one measured step on a processor: some seconds on a
 VISIT_CHECKS = ("directory", "manifest", "admission", "peers", "clock", "direct or relayed", "DHT round trip")
 NO_LINK = "needs the run's link: dilocox-peer doctor LINK"
 
-_STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
-
 
 def run_doctor(flags: DoctorFlags) -> None:
     """Prints what was found; exit code 1 when something failed. Raises ConfigError for a link that is none."""
@@ -71,35 +67,6 @@ def run_doctor(flags: DoctorFlags) -> None:
         console.print(render(found))
         console.print(summary(found))
     raise typer.Exit(checks.exit_code(found))
-
-
-def render(found: Sequence[Check]) -> Table:
-    """A table of the checks; a remedy stands below what it is for."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("check", "", "found"):
-        table.add_column(column, header_style="bold", no_wrap=column == "check", overflow="fold")
-    for check in found:
-        text = Text(check.found)
-        if check.remedy:
-            text.append(f"\n→ {check.remedy}", style="italic")
-        table.add_row(check.name, Text(check.status, style=_STYLE[check.status]), text)
-    return table
-
-
-def summary(found: Sequence[Check]) -> str:
-    """One line: how many of each verdict."""
-    counts = {status: sum(check.status == status for check in found) for status in _STYLE}
-    words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return f"{len(found)} checks: {words}"
-
-
-def report(found: Sequence[Check]) -> dict[str, object]:
-    """The --json form."""
-    return {
-        "version": __version__,
-        "ok": not checks.exit_code(found),
-        "checks": [asdict(check) for check in found],
-    }
 
 
 def examine(

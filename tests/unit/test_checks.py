@@ -18,12 +18,10 @@ from dilocox_peer.cli.doctor import (
     disk_need,
     judge_speed,
     look_at_device,
-    render,
-    report,
     speed_of,
-    summary,
 )
 from dilocox_peer.cli.expected import Expected
+from dilocox_peer.cli.findings import render, report, summary
 from dilocox_peer.cli.flags import DoctorFlags
 from dilocox_peer.config import preset
 from dilocox_peer.errors import RunUnreachable
