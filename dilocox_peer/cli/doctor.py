@@ -25,6 +25,7 @@ from dilocox_peer.cli.expected import Expected
 from dilocox_peer.cli.findings import render, report, summary
 from dilocox_peer.cli.flags import DoctorFlags
 from dilocox_peer.cli.home import PeerHome
+from dilocox_peer.cli.lifetime import INTERRUPTED, end
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.model.memory import StageSize, size
@@ -54,19 +55,24 @@ NO_LINK = "needs the run's link: dilocox-peer doctor LINK"
 
 
 def run_doctor(flags: DoctorFlags) -> None:
-    """Prints what was found; exit code 1 when something failed. Raises ConfigError for a link that is none."""
+    """Prints what was found; ends the process with 1 when something failed, with 130 after Ctrl-C. Raises ConfigError for a link that is none."""
     home, invitation = flags.peer_home, parse_invitation(flags.link) if flags.link else None
     parse_multiaddrs(flags.host_maddrs, "listen")
     console = Console(highlight=False)
     errors = Console(stderr=True)
-    with errors.status("looking") as status:
-        found = examine(flags, home, invitation, on_start=lambda what: status.update(f"looking at {what}"))
+    try:
+        with errors.status("looking") as status:
+            found = examine(flags, home, invitation, on_start=lambda what: status.update(f"looking at {what}"))
+    except KeyboardInterrupt:
+        end(
+            INTERRUPTED
+        )  # a thread may be at work in torch, which aborts the process if the interpreter is taken apart meanwhile
     if flags.as_json:
         typer.echo(json.dumps(report(found), indent=2))
     else:
         console.print(render(found))
         console.print(summary(found))
-    raise typer.Exit(checks.exit_code(found))
+    end(checks.exit_code(found))
 
 
 def examine(

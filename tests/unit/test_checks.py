@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -413,3 +415,23 @@ def test_a_device_that_is_not_here_names_the_flag_and_the_remedy():
     check = look_at_device("cuda:99")
     assert (check.status, check.remedy) == ("fail", "use --device cpu")
     assert "--device cuda:99" in check.found
+
+
+@pytest.mark.parametrize(
+    ("found", "code"), [("signal.raise_signal(signal.SIGINT)", 130), ("[Check('disk', 'fail', 'it is full')]", 1)]
+)
+def test_doctor_ends_without_taking_apart_what_a_thread_is_at_work_in(found, code):
+    """Torch aborts the process then: Ctrl-C while the throughput was measured ended it with SIGABRT."""
+    program = (
+        "import atexit, signal, sys\n"
+        "from dilocox_peer.__main__ import main\n"
+        "from dilocox_peer.cli import doctor\n"
+        "from dilocox_peer.cli.checks import Check\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"doctor.examine = lambda *_, **__: {found}\n"
+        "atexit.register(print, 'taken apart', flush=True)\n"
+        "sys.argv = ['dilocox-peer', 'doctor']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "taken apart" in done.stdout, "it is full" in done.stdout) == (code, False, code == 1)
