@@ -24,8 +24,9 @@ from dilocox_peer.cli.trouble_strip import trouble_strip
 from dilocox_peer.durations import duration
 from dilocox_peer.events import short
 from dilocox_peer.peer.contributions import Round
+from dilocox_peer.peer.map_peer import MapPeer
 from dilocox_peer.peer.rates import upload_words
-from dilocox_peer.peer.status import LogLine, MapPeer, Status, printable, stage_words
+from dilocox_peer.peer.status import LogLine, Status, printable, stage_words
 
 MIN_WIDTH, MIN_HEIGHT = 76, 20  # below, one panel at a time
 PANELS = ("my peer", "swarm", "rounds", "log")

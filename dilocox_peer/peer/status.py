@@ -45,6 +45,7 @@ from dilocox_peer.events_of_rounds import ContributionClipped, ContributionRefus
 from dilocox_peer.events_of_states import StageCopied, StateFetchFailed
 from dilocox_peer.peer.contributions import Contributions, Round
 from dilocox_peer.peer.costs import CostsTold
+from dilocox_peer.peer.map_peer import MapPeer
 from dilocox_peer.peer.rates import Rates
 from dilocox_peer.peer.time_left import time_left_s
 from dilocox_peer.types import PeerId
@@ -60,26 +61,6 @@ LAG_MS = 250.0
 
 Health = Literal["ok", "wait", "warn", "bad"]
 Phase = Literal["starting", "joining", "training", "waiting", "paused", "complete", "left"]
-
-
-@dataclass(slots=True)
-class MapPeer:
-    """A peer of the swarm map. is_here: None unless it is of our stage or linked with us."""
-
-    peer: PeerId
-    stage: int
-    tokens_per_s: float = 0.0
-    round: int = 0
-    reachability: str = "direct"
-    is_here: bool | None = None
-    is_paused: bool = False
-    is_leader: bool = False
-    is_listed: bool = False  # its lease was there at the last look
-
-    @property
-    def counts(self) -> bool:
-        """Whether it holds its stage, as far as we know: heard, or not known to be gone and listed."""
-        return self.is_here is True or (self.is_here is None and self.is_listed)
 
 
 @dataclass(frozen=True, slots=True)
