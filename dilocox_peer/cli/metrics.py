@@ -131,6 +131,6 @@ def _figures(status: Status) -> tuple[Rows, Rows, list[tuple[int, int, float]]]:
         gauges.append(("linked_peers", "Neighbours of the pipeline.", float(pipeline.linked)))
     stages = [
         (stage, sum(peer.counts for peer in status.of_stage(stage)), status.stage_speed(stage))
-        for stage in range(status.num_stages)
+        for stage in status.seen_stages
     ]
     return counters, gauges, stages

@@ -73,7 +73,7 @@ def show_status(flags: StatusFlags) -> None:
     """Prints the status of the run that the link names, or of the peer of this home. Raises NotRunning, ControlRefused, ConfigError, RunUnreachable,
     RunRefused."""
     if flags.link is None:
-        asyncio.run(_show_peer(_socket(flags.peer_home), as_json=flags.as_json, watch=flags.watch))
+        asyncio.run(_show_peer(flags.peer_home, as_json=flags.as_json, watch=flags.watch))
     else:
         asyncio.run(_show_run(parse_invitation(flags.link), as_json=flags.as_json, watch=flags.watch))
 
@@ -94,29 +94,32 @@ MAX_LINE_CHARS = 4096  # a link with many addresses is one line
 # ---- a peer of this machine ------------------------------------------------------------------------------------------
 
 
-async def _show_peer(path: Path, *, as_json: bool, watch: bool) -> None:
+async def _show_peer(home: PeerHome, *, as_json: bool, watch: bool) -> None:
     """How the peer does, once or again and again."""
+    path = _socket(home)
     while True:
         status = (await ask(path, "status"))["status"]
-        typer.echo(json.dumps(status) if as_json else "\n".join(peer_lines(status)))
+        typer.echo(json.dumps(status) if as_json else "\n".join(peer_lines(status, home.folder.name)))
         if not watch:
             return
         await asyncio.sleep(WATCH_PEER_S)
 
 
-def peer_lines(status: Mapping[str, Any]) -> list[str]:
-    """A peer's summary (peer/summary.py), or a bootstrap's (health.py), for a person: what strangers wrote in it is text."""
-    return [printable(line, MAX_LINE_CHARS) for line in _peer_lines(status)]
+def peer_lines(status: Mapping[str, Any], name: str = "") -> list[str]:
+    """A peer's summary (peer/summary.py), or a bootstrap's (health.py), for a person: what strangers wrote in it is text. name: that its
+    user gave it, which stands where its PeerID is not known yet."""
+    return [printable(line, MAX_LINE_CHARS) for line in _peer_lines(status, name)]
 
 
-def _peer_lines(status: Mapping[str, Any]) -> list[str]:
+def _peer_lines(status: Mapping[str, Any], name: str) -> list[str]:
     if status.get("role") == ROLE:
         return [
             f"bootstrap {short(PeerId(status['peer']))}  {judge(status)[1]}",
             *(f"  {each['link']}" for each in status["runs"]),
         ]
+    who = short(PeerId(status["peer"])) if status["peer"] else name
     lines = [
-        f"{status['run_name'] or 'no run yet'}  {short(PeerId(status['peer']))}  {status['why'] if status['phase'] in status['why'] else status['phase'] + ': ' + status['why']}"
+        f"{status['run_name'] or 'no run yet'}  {who}  {status['why'] if status['phase'] in status['why'] else status['phase'] + ': ' + status['why']}"
     ]
     if status["round"] is not None:
         lines.append(

@@ -231,8 +231,8 @@ def _my_peer(status: Status, width: int, rows: int, now: float) -> list[Line]:
 
 
 def _swarm(status: Status, width: int, rows: int) -> list[Line]:
-    stages = list(range(status.num_stages))
-    if status.stage is None and not status.peers:
+    stages = status.seen_stages
+    if not stages:
         return [[("looking for the others", "dim")]]
     # As much as fits: everybody by name, the peers of our own stage by name, or a line a stage.
     sizes = {stage: 1 + max(1, len(status.of_stage(stage))) for stage in stages}

@@ -97,6 +97,7 @@ class Status:
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MAX_LOG))
     rates: Rates = field(default_factory=Rates)
     peers: dict[PeerId, MapPeer] = field(default_factory=dict)
+    looked_at: set[int] = field(default_factory=set)  # stages whose peers were looked for, and perhaps not found
     addresses: tuple[str, ...] = ()
     doubted: dict[PeerId, tuple[str, bool]] = field(default_factory=dict)  # why not waited for; whether that is proven
     refused: dict[PeerId, tuple[str, int]] = field(default_factory=dict)  # what was last refused of it; how often
@@ -208,8 +209,14 @@ class Status:
             if peer.counts
         )
 
+    @property
+    def seen_stages(self) -> list[int]:
+        """Those that were looked at, or of which a peer is known. Of others nobody knows whether they are empty."""
+        seen = self.looked_at | {peer.stage for peer in self.peers.values()}
+        return [stage for stage in range(self.num_stages) if stage in seen]
+
     def empty_stages(self) -> list[int]:
-        return [stage for stage in range(self.num_stages) if not self._holders(stage)]
+        return [stage for stage in self.seen_stages if not self._holders(stage)]
 
     def is_thin(self, stage: int) -> bool:
         """Whether its loss would stop the run, or it is the brake: one peer where others have more, or less than half the
@@ -374,6 +381,7 @@ class Status:
 
     def _take_leases(self, stages: Iterable[int], seen: Iterable[SeenPeer]) -> None:
         looked_at = set(stages)
+        self.looked_at |= looked_at
         for peer in self.peers.values():
             if peer.stage in looked_at:
                 peer.is_listed = False
@@ -389,6 +397,7 @@ class Status:
                 del self.peers[gone]
 
     def _take_stage(self, event: StageSeen) -> None:
+        self.looked_at.add(event.stage)
         for peer in {*event.roster, *event.here}:
             self._peer(peer, event.stage)
         for known in self.peers.values():

@@ -119,7 +119,7 @@ def summary(status: Status, now: float) -> dict[str, Any]:
                     for peer in status.of_stage(stage)
                 ],
             }
-            for stage in range(status.num_stages)
+            for stage in status.seen_stages
         ],
         "last_round": _round_summary(status.rounds[-1], status) if status.rounds else None,
     }

@@ -2,7 +2,7 @@
 
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.operate import peer_lines, run_lines, run_summary
-from dilocox_peer.events import SeenPeer
+from dilocox_peer.events import Left, SeenPeer, SwarmSeen, short
 from dilocox_peer.events_of_health import Trouble, TroublesSeen
 from dilocox_peer.events_of_rounds import OwnerDirected
 from dilocox_peer.peer.status import Status
@@ -10,7 +10,7 @@ from dilocox_peer.peer.summary import summary
 from dilocox_peer.types import PeerId
 from dilocox_peer.web.document import RunPage
 from tests.simulated_run import simulated_facts, simulated_manifest
-from tests.unit.dashboard_data import certified, joined, progress
+from tests.unit.dashboard_data import ME, certified, joined, progress
 
 
 def test_a_round_of_a_small_model_does_not_show_as_no_bytes(tmp_path):
@@ -49,6 +49,25 @@ def test_status_says_what_the_owner_wants_and_what_is_wrong():
         "  ! nobody holds stage 1: …zzzzZZZZ takes it in about 30 s",
         "  - stage 0 has one peer (…zzzzZZZZ), where others have more: should it go, the run waits until another takes its place",
     ]
+
+
+def test_a_stage_is_called_empty_only_once_somebody_has_looked():
+    found = Status()
+    assert peer_lines(summary(found, 0.0), "attic") == ["no run yet  attic  starting"]
+    found.take(Left("its part of 2026-11 is used up"), 0.0)
+    assert peer_lines(summary(found, 0.0), "attic") == ["no run yet  attic  left: its part of 2026-11 is used up"]
+    found.take(joined(stages=3, stage=0), 0.0)
+    [line] = peer_lines(summary(found, 1.0), "attic")
+    assert line.startswith(f"stdlib-125m  {short(ME)}  joining: ")
+    assert "stage" not in line
+    assert found.empty_stages() == []
+    found.take(SwarmSeen((0, 1), (SeenPeer(ME, 0, 10.0, 3, "direct"),)), 2.0)
+    assert [each["stage"] for each in summary(found, 3.0)["swarm"]] == [0, 1]
+    assert peer_lines(summary(found, 3.0))[1:] == [
+        "  stage 0: 1 peer, 0 tokens/s",
+        "  stage 1: EMPTY, nobody holds it",
+    ]
+    assert found.empty_stages() == [1]
 
 
 def test_a_run_from_outside_shows_its_loss_and_the_time_left_where_it_can_be_read():

@@ -58,6 +58,8 @@ def test_how_long_others_on_the_line_wait_is_shown_where_there_is_room():
 def test_an_empty_stage_stands_out_also_without_colour():
     found, now = status()
     found.take(joined(stages=4), now)
+    assert "EMPTY" not in text_of(found, now, Size(80, 24)), "nobody has looked there yet"
+    found.take(SwarmSeen((3,), ()), now)
     text = text_of(found, now, Size(80, 24))
     assert "EMPTY  nobody holds it" in text
     assert "thin" in text
