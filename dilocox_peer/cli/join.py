@@ -168,7 +168,12 @@ async def _stay(
 ) -> None:
     """The session, and everything that looks at it or steers it."""
 
-    operator = Operator(session, flags.peer_home.name_flag, asyncio.get_running_loop().call_later)
+    counted = MonthKept(flags.peer_home.folder, flags.at_most.max_gb_month, observer)
+
+    def away() -> str:
+        return counted.words() if counted.is_used_up else ""
+
+    operator = Operator(session, flags.peer_home.name_flag, asyncio.get_running_loop().call_later, away)
 
     def leave() -> str:
         stop.ask("asked to leave")
@@ -208,7 +213,6 @@ async def _stay(
                 flags.peer_home.folder, max_gb, lambda why: stop.ask(why, ConfigError.exit_code), observer
             )
             keep_task(stack, watch, "--max-disk", observer)
-        counted = MonthKept(flags.peer_home.folder, flags.at_most.max_gb_month, observer)
         observer.add(counted.take)
         await run_within(counted, session, stop.wait, observer)
 

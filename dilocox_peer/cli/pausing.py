@@ -23,30 +23,38 @@ class Steered(Pausable, Protocol):
 class Operator:
     """Of one session. `pause` and `resume` return what to say about it."""
 
-    def __init__(self, session: Steered, name_flag: str, call_later: CallLater) -> None:
-        """name_flag: with which a command finds this peer."""
+    def __init__(self, session: Steered, name_flag: str, call_later: CallLater, away: Callable[[], str] = str) -> None:
+        """name_flag: with which a command finds this peer. away: why it is in no run now, and until when; empty: it is there."""
         self._session = session
         self._name_flag = name_flag
         self._call_later = call_later
+        self._away = away
         self._going_on: Cancellable | None = None
 
     def pause(self, seconds: int | None = None) -> str:
-        """None: until it is told to go on. A pause replaces the one before."""
+        """None: until it is told to go on. A pause replaces the one before. Of a peer that is away it holds when it comes back."""
         self.close()
         line = f"`dilocox-peer resume{self._name_flag}` trains on"
+        away = self._away()
         if seconds is None:
             self._session.pause(OPERATOR, "asked to")
+            if away:
+                return f"{away}, and is paused then. {line} then"
             return f"paused; this peer votes and merges on. {line}"
         form = "%a %H:%M" if seconds < 6 * 86_400 else "%Y-%m-%d %H:%M"  # a weekday is the next one of that name
         until = time.strftime(form, time.localtime(time.time() + seconds))
         self._session.pause(OPERATOR, f"asked to, until {until}")
         self._going_on = self._call_later(seconds, self._is_over)
+        if away:
+            return f"{away}, and is paused then if that is before {until}"
         return f"paused until {until}; this peer votes and merges on. {line} earlier"
 
     def resume(self) -> str:
         self.close()
         self._session.resume(OPERATOR, "asked to")
         still = "; ".join(self._session.pauses.values())
+        if away := self._away():
+            return f"{away}, and is still paused then: {still}" if still else f"{away}, and trains then"
         return f"still paused: {still}" if still else "training again"
 
     def close(self) -> None:

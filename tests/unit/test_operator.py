@@ -26,14 +26,14 @@ class SessionStub:
             self.went_on.append(why)
 
 
-def operator() -> tuple[Operator, SessionStub, list[Timer]]:
+def operator(away: str = "") -> tuple[Operator, SessionStub, list[Timer]]:
     session, timers = SessionStub(), list[Timer]()
 
     def call_later(seconds: float, act: Callable[[], None]) -> Timer:
         timers.append(Timer(seconds, act))
         return timers[-1]
 
-    return Operator(session, " --name a", call_later), session, timers
+    return Operator(session, " --name a", call_later, lambda: away), session, timers
 
 
 def test_a_pause_for_a_time_ends_by_itself_and_says_when() -> None:
@@ -68,3 +68,15 @@ def test_who_else_holds_training_is_named() -> None:
     session.pause("hours", "outside --hours 22:00-07:00")
     steered.pause(60)
     assert steered.resume() == "still paused: outside --hours 22:00-07:00"
+
+
+def test_a_peer_that_is_away_is_said_to_be_paused_when_it_comes_back() -> None:
+    away = "1 GB are used up: this peer comes back on 2026-12-01"
+    steered, session, _ = operator(away)
+    assert steered.pause() == f"{away}, and is paused then. `dilocox-peer resume --name a` trains on then"
+    assert session.pauses == {OPERATOR: "asked to"}
+    assert steered.pause(7200).startswith(f"{away}, and is paused then if that is before ")
+    session.pause("hours", "outside --hours 22:00-07:00")
+    assert steered.resume() == f"{away}, and is still paused then: outside --hours 22:00-07:00"
+    session.resume("hours", "it is night")
+    assert steered.resume() == f"{away}, and trains then"
