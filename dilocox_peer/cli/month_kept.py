@@ -38,7 +38,7 @@ def read_month(path: Path, now: Month) -> tuple[Month, str]:
         found = Month(year, month, max(0, int(raw["sent"])), max(0, int(raw["received"])))
     except FileNotFoundError:
         return now, ""
-    except (OSError, ValueError, OverflowError, TypeError, KeyError) as error:
+    except (OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError) as error:
         return now, f"{path} cannot be read ({type(error).__name__}): this month's traffic is counted from 0"
     if found.later(now):  # written while the clock was ahead: kept as it is, the peer would be away until then
         return replace(now, sent=found.sent, received=found.received), ""

@@ -93,6 +93,7 @@ def test_what_was_counted_under_a_clock_that_was_ahead_counts_for_this_month(tmp
         '{"month": "2026-13", "sent": 1, "received": 1}',
         '{"month": "2026-11", "sent": Infinity, "received": 1}',
         "\udcff",
+        "[" * 4096,
     ],
 )
 def test_a_file_that_is_damaged_is_told_of_and_counted_anew(tmp_path, content):
