@@ -269,6 +269,9 @@ def doctor(flags: DoctorFlags) -> None:
 def main() -> None:
     """Carries out what was typed. Turns every expected failure into one line on standard error and its exit code."""
     arguments = [with_dashes(argument) for argument in sys.argv[1:]]
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # `>&-`; no command has to think of that
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? where it must
@@ -284,8 +287,7 @@ def main() -> None:
                 raise
             raise expected from None
         except SystemExit:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here, where it is told if it cannot be written
+            sys.stdout.flush()  # here, where it is told if it cannot be written
             raise
     except DilocoxError as error:
         from dilocox_peer.peer.status import printable_lines

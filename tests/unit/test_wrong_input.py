@@ -74,6 +74,17 @@ def test_a_full_disk_behind_standard_output_is_told_in_one_line(words: list[str]
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_stream_that_is_closed_is_one_that_takes_everything(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`generate >&-` asked None whether it is a terminal."""
+    monkeypatch.setattr(sys, name, None)
+    assert say(["replay", str(tmp_path / "missing")], monkeypatch) == 2
+    with getattr(sys, name) as stream:
+        assert not stream.isatty()
+
+
 def test_what_ends_tasks_that_belong_together_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
