@@ -41,13 +41,23 @@ from dilocox_peer.cli.flags_of_owner import InviteFlags, OwnerFlags, RevokeFlags
 from dilocox_peer.cli.home import config_path
 from dilocox_peer.errors import ConfigError, DilocoxError
 
+
+def with_dashes(flag: str) -> str:
+    """--initial_peers as --initial-peers: hivemind's and Petals' users type underscores."""
+    return flag.replace("_", "-")
+
+
 app = typer.Typer(
     name="dilocox-peer",
     help="Train one language model together with others, over ordinary internet links.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": PREFIX},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": PREFIX,
+        "token_normalize_func": with_dashes,
+    },
 )
 
 PROGRAM = "dilocox-peer"
@@ -268,7 +278,6 @@ def doctor(flags: DoctorFlags) -> None:
 
 def main() -> None:
     """Carries out what was typed. Turns every expected failure into one line on standard error and its exit code."""
-    arguments = [with_dashes(argument) for argument in sys.argv[1:]]
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # `>&-`; no command has to think of that
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
@@ -280,7 +289,7 @@ def main() -> None:
         settings = read_config(path, lambda: typer.main.get_command(app), is_named=is_named)
         try:
             # It exits by itself: 0, 2 for wrong usage, or what a command said.
-            app(arguments, prog_name=PROGRAM, default_map=settings)
+            app(sys.argv[1:], prog_name=PROGRAM, default_map=settings)
         except ExceptionGroup as group:  # of tasks that belong together: a full disk ends one of them
             expected = _expected(group)
             if expected is None:
@@ -324,11 +333,3 @@ def _unwritten(error: OSError) -> int:
     if error.errno != errno.EPIPE:
         typer.echo(f"{PROGRAM}: cannot write: {(error.strerror or str(error)).lower()}", err=True)
     return DilocoxError.exit_code
-
-
-def with_dashes(argument: str) -> str:
-    """--initial_peers=X as --initial-peers=X: hivemind's and Petals' users type underscores."""
-    if not argument.startswith("--"):
-        return argument
-    flag, equals, value = argument.partition("=")
-    return flag.replace("_", "-") + equals + value

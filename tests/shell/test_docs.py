@@ -49,7 +49,7 @@ def command_lines(text: str) -> list[list[str]]:
 def parse(arguments: list[str]) -> None:
     """Raises USAGE_ERROR where the command line would. Nothing is carried out."""
     group: Any = typer.main.get_command(app)
-    words = [with_dashes(each) for each in arguments]
+    words = arguments
     if words[0].startswith("-"):
         assert words[0] in {flag for parameter in group.params for flag in parameter.opts} | {"--help", "-h"}, words
         return
@@ -59,7 +59,7 @@ def parse(arguments: list[str]) -> None:
     rest = [each for each in words[1:] if each not in ("--help", "-h")]
     if len(rest) < len(words) - 1 and not rest:
         return
-    command.make_context(words[0], rest)
+    command.make_context(words[0], rest, token_normalize_func=with_dashes)
 
 
 def flags_of_all_commands() -> set[str]:

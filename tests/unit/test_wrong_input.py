@@ -39,6 +39,9 @@ def say(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
         (["plan", "tiny", "--tokens-per-s", "1000", "--memory", "inf"], "--memory"),
         (["plan", "tiny", "--tokens-per-s", "1000", "--rtt", "inf"], "--rtt"),
         (["plan", "tiny", "--tflops", "inf"], "--tflops"),
+        (["plan", "tiny", "--tokens_per_s=inf"], "--tokens-per-s"),
+        (["replay", "--", "--my_log"], "--my_log"),
+        (["export", "--home", "HOME", "--name", "--my_peer*"], "--my_peer*"),
     ],
 )
 def test_it_is_named_in_one_line(
