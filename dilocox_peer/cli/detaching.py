@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,9 +30,7 @@ def detached(home: PeerHome, *, has_log_file: bool) -> None:
     if is_answered(socket_path(home.folder)):
         raise ConfigError(f"a peer runs here as {home.folder.name!r} already: pass another --name")
     home.make()
-    arguments = [each for each in sys.argv[1:] if each.replace("_", "-") != FLAG] + ["--no-detach", "--plain"]
-    if not has_log_file:
-        arguments += ["--log-file", str(home.folder / LOG)]
+    arguments = arguments_of_child(sys.argv[1:], None if has_log_file else home.folder / LOG)
     with (home.folder / LAST_WORDS).open("w+b") as said:
         child = subprocess.Popen(
             [sys.executable, "-m", "dilocox_peer", *arguments],
@@ -56,6 +55,15 @@ def detached(home: PeerHome, *, has_log_file: bool) -> None:
     name = home.name_flag
     log = "" if has_log_file else f"; its log: {_shown(home.folder / LOG)}"
     typer.echo(f"in the background{log}. `dilocox-peer dashboard{name}` shows it, `dilocox-peer leave{name}` ends it")
+
+
+def arguments_of_child(typed: Sequence[str], log: Path | None) -> list[str]:
+    """What was typed, for a child that stays where it is. log: where it writes its log, if nothing that was typed says so."""
+    at = typed.index("--") if "--" in typed else len(typed)  # behind it no word is a flag
+    kept = [*(each for each in typed[:at] if each.replace("_", "-") != FLAG), *typed[at:]]
+    own = ["--no-detach", "--plain", *([] if log is None else ["--log-file", str(log)])]
+    after = kept.index("join") + 1
+    return [*kept[:after], *own, *kept[after:]]
 
 
 def _terminate(child: "subprocess.Popen[bytes]") -> None:
