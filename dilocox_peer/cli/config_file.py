@@ -46,10 +46,12 @@ def read_config(path: Path, group: Callable[[], Any], *, is_named: bool) -> dict
 
 def _of_command(path: Path, name: str, table: object, group: Any) -> dict[str, Any]:
     command = group.commands.get(name)
-    if command is None or not isinstance(table, Mapping):
+    if command is None:
         raise ConfigError(
             f"{path}: [{name}] is no command{_meant(name, group.commands)}; settings stand under one, as [join]"
         )
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path}: {name} is a command, and no setting: write [{name}], and its settings below it")
     context = command.make_context(name, [], resilient_parsing=True)
     by_name = {_spelled(option): each for each in command.params for option in (*each.opts, each.name)}
     found = {}

@@ -82,6 +82,7 @@ def test_every_flag_of_every_command_may_stand_in_it(command, tmp_path):
     [
         ("[joni]\nthreads = 1\n", r"\[joni\] is no command \(did you mean join\?\)"),
         ("threads = 4\n", r"\[threads\] is no command"),
+        ("join = 3\n", r": join is a command, and no setting: write \[join\], and its settings below it"),
         ("[join]\nthread = 1\n", r"thread is no flag of `join` \(did you mean threads\?\)"),
         ('[join]\nthreads = "many"\n', r"threads = 'many'"),
         ("[join]\nnice = 99\n", "nice = 99"),
