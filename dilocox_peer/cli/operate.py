@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.eventlog import read_event
@@ -21,8 +20,8 @@ from dilocox_peer.cli.health import ROLE, judge
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.onlooker import Onlooker
-from dilocox_peer.cli.screen import Size, View, render
-from dilocox_peer.cli.terminal import Dashboard, ScreenFailed, Terminal, is_interactive
+from dilocox_peer.cli.screen import View
+from dilocox_peer.cli.terminal import Dashboard, ScreenFailed, Terminal, is_interactive, print_picture
 from dilocox_peer.cli.visit import visit
 from dilocox_peer.durations import duration
 from dilocox_peer.events import SeenPeer, SwarmSeen, short
@@ -292,8 +291,7 @@ def attach(flags: PeerFlags) -> None:
         return
     with suppress(TimeoutError):
         asyncio.run(once())
-    picture = observer.read(lambda status: render(status, Size(100, 32), time.time(), View(quit_word="close")))
-    Console(width=100, height=32).print(picture, no_wrap=True)
+    print_picture(observer, time.time(), "close")
 
 
 # ---- a run, without joining ------------------------------------------------------------------------------------------

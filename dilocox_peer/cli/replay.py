@@ -3,13 +3,11 @@
 import threading
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from dilocox_peer.cli.eventlog import read_event_file
 from dilocox_peer.cli.flags import SPEEDS, ReplayFlags
 from dilocox_peer.cli.observer import Observer
-from dilocox_peer.cli.screen import Size, View, render
-from dilocox_peer.cli.terminal import Dashboard, ScreenFailed, Terminal, is_interactive
+from dilocox_peer.cli.screen import View
+from dilocox_peer.cli.terminal import Dashboard, ScreenFailed, Terminal, is_interactive, print_picture
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Event
 
@@ -74,8 +72,7 @@ def run_replay(flags: ReplayFlags) -> None:
     if not is_interactive():
         for event, at_s in events:
             observer.take(event, at_s)
-        picture = observer.read(lambda status: render(status, Size(100, 32), events[-1][1], View(quit_word="end")))
-        Console(width=100, height=32).print(picture, no_wrap=True)
+        print_picture(observer, events[-1][1], "end")
         return
     ended, failures = threading.Event(), list[str]()
 

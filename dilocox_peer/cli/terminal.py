@@ -28,6 +28,7 @@ from dilocox_peer.peer.status import printable
 REFRESH_S = 0.5
 WRITE_S = 1.0  # a terminal that takes nothing for so long is given up
 STOP_S = 2.0
+PRINTED = Size(100, 32)  # of a picture that is written to no terminal
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[0m\x1b[?25h\x1b[?1049l"
 
@@ -226,6 +227,13 @@ class Dashboard:
                 self._view = replace(view, help=False, panel=None)
             case _:
                 self._on_key(key)
+
+
+def print_picture(observer: Observer, now: float, quit_word: str) -> None:
+    """The dashboard once, as lines, where there is no terminal to take keys from. now: wall clock, shown as this machine's local time."""
+    view = View(quit_word=quit_word, may_pause=False, utc_offset_s=time.localtime(now).tm_gmtoff)
+    picture = observer.read(lambda status: render(status, PRINTED, now, view))
+    Console(width=PRINTED.width, height=PRINTED.height).print(picture, no_wrap=True)
 
 
 def as_text(picture: Picture, size: Size, console: Console) -> str:

@@ -8,13 +8,16 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from dilocox_peer.cli.flags import ReplayFlags
 from dilocox_peer.cli.observer import Observer
+from dilocox_peer.cli.replay import run_replay
 from dilocox_peer.cli.terminal import Dashboard, Terminal
 from dilocox_peer.events import Remark
 
@@ -113,3 +116,26 @@ def test_a_replay_under_nohup_goes_on_when_its_terminal_hangs_up(ends: tuple[int
         os.write(person, b"q")
         read_until(person, LEFT)
         assert replay.wait(30.0) == 0
+
+
+@pytest.fixture
+def in_kolkata(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Kolkata")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_a_replay_without_a_terminal_shows_local_time_and_offers_no_pause(
+    tmp_path: Path, in_kolkata: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It showed UTC, unmarked, where the dashboard and all logs for people have local time."""
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"time": 1_790_000_000.0, "event": "Remark", "text": "seen"}) + "\n")
+    run_replay(ReplayFlags(path=path))
+    shown = capsys.readouterr().out
+    assert time.strftime("%H:%M:%S", time.gmtime(1_790_000_000 + 19_800)) in shown
+    assert time.strftime("%H:%M:%S", time.gmtime(1_790_000_000)) not in shown
+    assert "q end" in shown
+    assert "p pause" not in shown
