@@ -70,7 +70,7 @@ def run_doctor(flags: DoctorFlags) -> None:
     if flags.as_json:
         typer.echo(json.dumps(report(found), indent=2))
     else:
-        console.print(render(found))
+        console.print(render(found, console.width))
         console.print(summary(found))
     end(checks.exit_code(found))
 

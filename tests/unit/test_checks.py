@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import astuple
 
 import pytest
 from rich.console import Console
@@ -363,7 +364,7 @@ FOUND = [
 
 def test_the_table_fits_80_columns_and_puts_remedies_below():
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(render(FOUND))
+    console.print(render(FOUND, console.width))
     lines = [line.rstrip() for line in console.export_text().splitlines()]
     assert lines == [
         "check            found",
@@ -376,6 +377,20 @@ def test_the_table_fits_80_columns_and_puts_remedies_below():
     ]
     console.file.close()
     assert summary(FOUND) == "4 checks: 1 ok, 1 warn, 1 fail, 1 skipped"
+
+
+@pytest.mark.parametrize("width", [20, 39])
+def test_a_narrow_terminal_loses_no_word(width):
+    named = [Check("direct or relayed", *each[1:]) for each in map(astuple, FOUND)]
+    with open(os.devnull, "w") as nowhere:
+        console = Console(width=width, record=True, file=nowhere)
+        console.print(render(named, console.width))
+    lines = console.export_text().splitlines()
+    assert all(len(line) <= width for line in lines)
+    words = " ".join(" ".join(lines).split())
+    for check in named:
+        assert f"{check.status} {check.name}: {check.found}" in words
+        assert f"→ {check.remedy}" in words or not check.remedy
 
 
 def test_the_json_form_and_the_exit_code():
