@@ -153,7 +153,7 @@ def test_a_slice_or_a_result_in_a_codec_that_the_run_does_not_use_is_refused(tmp
         peer.blobs.put(blob)
     with pytest.raises(MalformedBlob, match="in ecsq; in this run"):
         peer.desk.check(memoryview(blobs[0]), BlobPart("slice", 0, entry.blob))
-    told = peer.desk.average(AverageSlice(inputs_of([entry]), 0, (entry,), b"", "int4"))
+    told = peer.desk.average(AverageSlice(inputs_of([entry]), 0, (entry,), b"", "int4", 8))
     assert isinstance(told[0], BlobRefused)
     assert "in ecsq; in this run" in told[0].reason
     assert peer.desk.check(memoryview(blobs[0]), BlobPart("result", 0)) == (), "the mean of topk's"
