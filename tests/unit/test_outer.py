@@ -9,7 +9,7 @@ import torch
 
 from dilocox_peer.compression.aggregate import contribution_squares
 from dilocox_peer.compression.codec import uniform_policy
-from dilocox_peer.compression.contribution import decode_contribution
+from dilocox_peer.compression.contribution import decode_contribution, encode_contribution
 from dilocox_peer.errors import MalformedBlob, StateCorrupt
 from dilocox_peer.manifest import Manifest, RunSection
 from dilocox_peer.peer.state.checkpoint import GrowingCheckpoint
@@ -381,3 +381,16 @@ def test_after_a_merge_that_failed_half_way_nothing_more_is_computed_from_what_i
     with pytest.raises(RuntimeError, match="half way"):
         outer.offer(torch.zeros(layout.num_elements), 8)
     assert outer.state is state
+
+
+def test_momentum_that_nobody_adds_to_fades_to_nothing_and_not_to_denormal_numbers():
+    """With those many a processor takes ten times as long, and one that flushes them comes to another digest."""
+    loop = OuterOptimizer(settings(), state_of(vector(0)))
+    still = torch.zeros(LAYOUT.num_elements)
+    still[:7] = 1.0
+    blobs = [encode_contribution(LAYOUT, each, uniform_policy("none")) for each in (vector(1, 1e-3), still)]
+    for number in range(1, 201):
+        loop.merge([blobs[number > 1]], [1], own=False, round_number=number, head=head(number))
+    momentum_N = loop.state.momentum_N()
+    assert not bool(((momentum_N != 0.0) & (momentum_N.abs() < 2.0**-126)).any())
+    assert int((momentum_N != 0.0).sum()) == 7

@@ -310,7 +310,9 @@ class OuterOptimizer:
                 settled.contribution, settled.pseudo_gradient_N, partial(self._settle_part, settled)
             )
         before = Before(self._layout, self.anchor_N, self._momentum_N, self._state.let_go)
-        step = OuterStep(before, weighed, learning_rate=self._settings.learning_rate, momentum=self._settings.momentum)
+        step = OuterStep(
+            before, weighed, learning_rate=self._settings.learning_rate, momentum=self._settings.momentum, round_number=round_number,
+        )  # fmt: skip
         outline = step.take(self._crew, growing, shift_N, settlement=settlement, measured=measured, mean_N=mean_N)
         return needed_rank(self._layout, mean_N, measured, rank=rank_in_use) if measured else 0, outline
 
