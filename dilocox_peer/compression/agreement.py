@@ -12,6 +12,9 @@ quarter of the others that agrees most and the quarter that agrees least with a 
 nothing, and who copies somebody turned round makes no outcast of it; a contribution that the rest, taken together, disagrees with is opposed.
 Should half of all or more be outvoted, nobody is: then nobody can tell which half is right; nor is anybody opposed where that would come to half.
 
+Near-copies, which agree with each other as no two peers' work does, count as one everywhere here and share the weight of one: else who sends an honest contribution
+again and again, with an element changed, raises what is usual, and takes from the others what they have.
+
 What agrees with the rest less than 1/ENOUGH as well as is usual weighs less in proportion, down to nothing: noise, wrong labels and old work oppose nobody
 and still lead nowhere. How well is reckoned of all elements that it has, not of those that others have too: what lies where nobody else says anything agrees with nobody. Usual is the lower median of all, so half of them keep all their weight; and it has to be TELLING standard deviations beyond chance, else
 contributions that have little in common, as late in a run or on data of their own, would be weighed by luck.
@@ -40,6 +43,7 @@ CERTAIN = 6
 LEAST_PERCENT = 2
 ENOUGH = 2
 TELLING = 8
+ALIKE_PERCENT = 90  # of the signs beyond chance, among all elements that either has: honest ones came to 30 at most
 WHOLE = 64  # parts of a weight
 
 _BLOCK = 1 << 16  # elements multiplied at a time: sums of as many signs are exact in float32
@@ -49,26 +53,47 @@ def parts_by_agreement(
     layout: Layout, contributions: Sequence[TensorReaders], weights: Sequence[int], beacon: bytes
 ) -> tuple[int, ...]:
     """How much of its weight each contribution keeps, in parts of WHOLE: 0 of what pushes against the others or has nothing in common with
-    them, WHOLE of those without weight and where fewer than three have any. At least half of the others keep all. Raises MalformedBlob."""
+    them, WHOLE of those without weight and where fewer than three have any. At least half of the others keep all, but for near-copies. Raises MalformedBlob."""
     parts = [WHOLE] * len(contributions)
     asked = [index for index, weight in enumerate(weights) if weight > 0]
     if len(asked) < 3:
         return tuple(parts)
     agree, shared = _compared(layout, [contributions[index] for index in asked], beacon)
     rows = range(len(asked))
+    alike = _alike(agree, shared)
     outvoted = _unless_half({row for row in rows if _is_outvoted(agree[row], shared[row])}, len(asked))
     left = [row for row in rows if row not in outvoted]
-    rest = {row: _with_the_rest(agree[row], shared[row], [each for each in left if each != row]) for row in left}
+    firsts = sorted({alike[row]: row for row in reversed(left)}.values())  # of what is alike the first that is left
+    rest = {
+        row: _with_the_rest(agree[row], shared[row], [each for each in firsts if alike[each] != alike[row]])
+        for row in left
+        if len(firsts) > 1
+    }
     opposed = outvoted | {row for row, found in rest.items() if _are_opposed(*found)}
     opposed = _unless_half(opposed, len(asked)) or outvoted
-    shares = {row: Fraction(rest[row][0], max(shared[row][row], 1)) for row in left if row not in opposed}
-    median = sorted(shares, key=lambda row: (shares[row], row))[(len(shares) - 1) // 2]
-    if _is_telling(*rest[median]):
+    shares = {row: Fraction(found[0], max(shared[row][row], 1)) for row, found in rest.items() if row not in opposed}
+    usual = sorted((row for row in firsts if row in shares), key=lambda row: (shares[row], row))
+    if usual and _is_telling(*rest[median := usual[(len(usual) - 1) // 2]]):
         for row, share in shares.items():
             parts[asked[row]] = min(max(int(WHOLE * ENOUGH * share / shares[median]), 0), WHOLE)
+    for row in left:  # they share what one of them would have
+        parts[asked[row]] //= min(sum(alike[each] == alike[row] for each in left), WHOLE)
     for row in opposed:
         parts[asked[row]] = 0
     return tuple(parts)
+
+
+def _alike(agree: Sequence[Sequence[int]], shared: Sequence[Sequence[int]]) -> list[int]:
+    """Of each contribution the first that it is a near-copy of, or that one's first; itself, if it is none."""
+    firsts: list[int] = []
+    for row in range(len(agree)):
+        mine = (
+            firsts[other]
+            for other in range(row)
+            if 100 * agree[row][other] >= ALIKE_PERCENT * max(shared[row][row], shared[other][other], 1)
+        )
+        firsts.append(min(mine, default=row))
+    return firsts
 
 
 def _unless_half(rows: set[int], count: int) -> set[int]:

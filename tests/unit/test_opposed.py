@@ -269,3 +269,23 @@ def test_what_lies_where_nobody_else_says_anything_agrees_with_nobody(matched: i
     parts = parts_of([*good, elsewhere_N], "none")
     assert parts[:6] == (WHOLE,) * 6
     assert parts[6] <= WHOLE // 16
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("count", "copies"), [(3, 2), (5, 4), (6, 2), (9, 8)])
+def test_near_copies_weigh_as_one_and_take_nothing_from_the_others(count: int, copies: int, codec: str) -> None:
+    """An element changed made a copy another contribution: four of nine left the other honest ones 0.4 of their weight."""
+    good = honest(count)
+    near = [good[0].clone() for _ in range(copies)]
+    for number, each_N in enumerate(near):
+        each_N[7 * number : 7 * number + 7] *= -1.0
+    parts = parts_of([*good, *near], codec)
+    assert parts[1:count] == parts_of(good, codec)[1:count] == (WHOLE,) * (count - 1)
+    assert 0 < parts[0] + sum(parts[count:]) <= WHOLE
+
+
+def test_peers_that_all_come_to_the_same_weigh_alike() -> None:
+    same_N = honest(1)[0]
+    parts = parts_of([same_N + 1e-3 * each_N for each_N in noise(4, 1.0)])
+    assert len(set(parts)) == 1
+    assert parts[0] > 0
