@@ -150,7 +150,9 @@ def _decoded(payload: memoryview, n: int) -> tuple[Ints, _Floats]:
         levels[within] += 1
     values *= levels
     indices = positions[: len(values)] + np.repeat(CHUNK * np.arange(num_chunks), kept_X)
-    return indices, np.negative(values, out=values, where=negative.view(np.bool_))
+    signs = values.view(np.uint32)
+    signs ^= negative.astype(np.uint32) << 31  # np.negative of some of them takes 40 times as long
+    return indices, values
 
 
 def _quantized(values_XC: _Floats) -> tuple[npt.NDArray[np.uint16], _Levels]:
