@@ -32,9 +32,12 @@ class _Losing(World):
             super().deliver(sender, to, message)
 
 
-def _played(loses: Loses | None, slow: PeerId | None = None) -> tuple[float, int]:
-    """Median seconds of a round, and the contributions of the round that has least of them. slow: is done after all others."""
+def _played(
+    loses: Loses | None, slow: PeerId | None = None, watched: Callable[[World], None] = lambda world: None
+) -> tuple[float, int]:
+    """Median seconds of a round, and the contributions of the round that has least of them. slow: is done after all others. watched: is given the world."""
     world = _Losing(1, NUM_PEERS)
+    watched(world)
     world.be_sliced(NUM_PEERS)  # each averages two
     world.start_peers = NUM_PEERS
     world.network = Network(latency_s=0.02, spread_s=0.05, blob_s=0.1)
@@ -81,7 +84,7 @@ def _usual_s() -> float:
 def test_what_one_never_hears_or_says_costs_little_time(loses: Loses) -> None:
     """3 to 6 s and more where the words of all were waited for. No contribution but that of who offers nothing to who leads."""
     took_s, least = _played(loses)
-    assert took_s < _usual_s() + (2.5 if loses is _no_inputs else 1.6)
+    assert took_s < _usual_s() + (2.5 if loses is _no_inputs else 1.9)
     assert least >= NUM_PEERS - (loses is _no_offer)
 
 
@@ -104,20 +107,25 @@ def test_an_offer_that_was_lost_is_made_again_as_soon_as_its_receiver_shows_that
 
 
 def test_the_last_offer_is_made_again_to_the_few_that_missed_it() -> None:
-    """They have said by then what else they hold, and say it again only seldom: 2.2 s more a round; made again, 1.25."""
-    lost: set[tuple[bytes, PeerId]] = set()
+    """They have said by then what else they hold, and say it again only seldom: it came up to 2.6 s later, and comes after 1.3 to 1.7 s."""
+    lost: dict[tuple[bytes, PeerId], float] = {}
+    again: dict[tuple[bytes, PeerId], float] = {}
+    worlds: list[World] = []
 
     def loses(sender: PeerId, to: PeerId, message: Message) -> bool:
         """At each head the first to two of the others."""
-        is_first = isinstance(message, Offer) and sender == MUTE and (message.head, to) not in lost
-        if not is_first or to not in (PeerId("p05"), DEAF):
+        if not isinstance(message, Offer) or sender != MUTE or to not in (PeerId("p05"), DEAF):
             return False
-        lost.add((message.head, to))
+        key, now = (message.head, to), worlds[0].now
+        if key in lost:
+            again.setdefault(key, now - lost[key])
+            return False
+        lost[key] = now
         return True
 
-    usual_s, _ = _played(None, slow=MUTE)
-    took_s, _ = _played(loses, slow=MUTE)
-    assert took_s < usual_s + 1.8
+    _played(loses, slow=MUTE, watched=worlds.append)
+    assert len(again) >= 6
+    assert max(again.values()) < 2.0
 
 
 def test_a_slice_that_its_author_gives_to_nobody_is_not_named() -> None:

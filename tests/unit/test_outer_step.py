@@ -57,7 +57,7 @@ def test_a_merge_comes_to_the_bits_of_the_formulas_on_whole_vectors(codec, num_t
     moved, shift_N = outer.merge([*blobs, offer.blob], [*counts, 2], own=False, round_number=1, head=sha256(b"after"))
     crew.stop()
 
-    assert set(moved.clip_factors[:3]) == {1.0}
+    assert min(moved.clip_factors[:3]) > 0.3, "they are near-copies of each other"
     weights = [round(64 * factor) * count for factor, count in zip(moved.clip_factors, [*counts, 2], strict=True)]
     mean_N, decoded_N = torch.zeros(N), torch.empty(N)
     for blob, weight in zip([*blobs, offer.blob], weights, strict=True):
