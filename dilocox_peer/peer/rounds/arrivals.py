@@ -246,6 +246,10 @@ class Arrivals:
             if self._is_here(entry.blob, now)
         }
 
+    def named_since(self, entries: Sequence[Entry], proposed_at: float) -> float:
+        """Since when these are to be averaged: they are proposed when that is done, and until then more may have come."""
+        return proposed_at if self._slicing is None else self._slicing.named_since(entries, proposed_at)
+
     def offering(self, blobs: Iterable[Digest]) -> set[PeerId]:
         """Those that offered one of these themselves: that an entry in a proposal names a peer proves nothing of that peer."""
         among = set(blobs)

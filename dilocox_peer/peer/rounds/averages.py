@@ -415,6 +415,10 @@ class Slicing:
         """Whether more than a third of the members average these: they heed who named them."""
         return 3 * self.overheard.count(inputs_of(entries)) > len(self._seat.place.roster)
 
+    def named_since(self, entries: Sequence[Entry], now: float) -> float:
+        """Since when it is known here that a leader has named these: what comes after that is not in what they come to. now: that is not known."""
+        return now if (batch := self._batches.get(inputs_of(entries))) is None else batch.since
+
     def has_news(self) -> bool:
         """Whether a slice's result is known that was not when this was asked last."""
         if (batch := self._batch) is None or not batch.is_news:

@@ -140,7 +140,8 @@ class Jury:
         omitted = [since for peer, since in self._arrivals.here(now).items() if peer not in named | counted]
         if 3 * len(omitted) <= len(roster):
             return False
-        if 3 * sum(since <= pending.since for since in omitted) > len(roster) or 3 * len(named) <= len(roster):
+        then = self._arrivals.named_since(pending.value.entries, pending.since)
+        if 3 * sum(since <= then for since in omitted) > len(roster) or 3 * len(named) <= len(roster):
             reason = f"led and left out {len(omitted)} contributions that are here"
             self._conduct.strike(pending.leader, "led", reason)
         return True
