@@ -64,9 +64,8 @@ def run_doctor(flags: DoctorFlags) -> None:
         with errors.status("looking") as status:
             found = examine(flags, home, invitation, on_start=lambda what: status.update(f"looking at {what}"))
     except KeyboardInterrupt:
-        end(
-            INTERRUPTED
-        )  # a thread may be at work in torch, which aborts the process if the interpreter is taken apart meanwhile
+        # A thread may be at work in torch, which aborts the process if the interpreter is taken apart meanwhile.
+        end(INTERRUPTED)
     if flags.as_json:
         typer.echo(json.dumps(report(found), indent=2))
     else:

@@ -21,6 +21,7 @@ from dilocox_peer.compression.agreement import WHOLE, parts_by_agreement
 from dilocox_peer.compression.contribution import Blob, Contribution, open_contribution
 from dilocox_peer.compression.lengths import (
     CLIP_STEPS,
+    LEAST_COMPARED,
     LEAST_FACTOR,
     Lengths,
     Shares,
@@ -44,7 +45,6 @@ UNIT_CLIP = 0.5
 """Of norm_clip, what a unit may have: two of eight that put all they may into a few units for 24 rounds cost 3.6 to 4.0 % of the loss then, 5.1 % with all of it,
 and of six honest ones none lost anything either way (benchmarks/hostile_learning.py)."""
 
-LEAST_COMPARED = 3  # contributions that weigh anything, before their norms say what is usual: of two, the lesser would hold the other to nothing
 REACH, UNIT_REACH = 2.0, 4.0
 """Times most_rms that a contribution may reach as a whole; and times as far, by its size, a unit, as what is sent in parts gathers there. Honest ones came to
 0.03 to 0.3 as a whole, 0.9 in the first rounds of AdamW with topk, and to 3.2 in a unit then (benchmarks/hostile_learning.py, learning.py)."""
@@ -102,7 +102,6 @@ class WeighedContributions:
             for contribution, each in zip(self._contributions, known, strict=True)
         ]
         self._units, self._layout, self._sizes = tuple(units_of(layout)), layout, unit_sizes(layout)
-        self._factors: Sequence[float]
         self._norm_clip, self._most_rms = norm_clip, most_rms
         self.norms = tuple(map(length_of, self._squares))
         counts = weights_of_their_own(blobs, self.norms, micro_batches)
@@ -140,8 +139,8 @@ class WeighedContributions:
     def _lengths_left(self) -> Iterator[float]:
         """How long each is still, of what it was."""
         # By tensors, as all of them are large. Of ratios: squares of the smallest factors are no floats any more.
-        own = np.array(self._factors)[:, None]
-        own = np.where(own > 0.0, own, 1.0)
+        factors = np.array(self._factors)[:, None]
+        own = np.where(factors > 0.0, factors, 1.0)  # of nothing nothing is lost
         lost = [
             (1.0 - (self._factors_of(units) / own) ** 2, units) for units in self._units if units.stop > units.start
         ]
@@ -246,7 +245,7 @@ def clip_factors(
     The limit of contribution i is norm_clip * median norm * clamp(micro_batches_i / median, 1, 4): one that gathered
     over missed rounds may be larger, one of a slow peer is never held to less than the group's. Medians are lower
     ones, over what is not zero: idle peers cannot clip the others to nothing. reach: the limit of all, also of fewer than
-    LEAST_COMPARED, which have no other.
+    LEAST_COMPARED, which have no other: the lesser of two would hold the other to nothing.
     """
     if not any(micro_batches):
         return (1.0,) * len(norms)

@@ -43,7 +43,7 @@ CERTAIN = 6
 LEAST_PERCENT = 2
 ENOUGH = 2
 TELLING = 8
-ALIKE_PERCENT = 90  # of the signs beyond chance, among all elements that either has: honest ones came to 30 at most
+ALIKE_PERCENT = 90  # of the signs beyond chance, among all elements that either has: honest ones came to 27 at most
 WHOLE = 64  # parts of a weight
 
 _BLOCK = 1 << 16  # elements multiplied at a time: sums of as many signs are exact in float32

@@ -14,6 +14,7 @@ _PIECE_GAPS = 1 << 16
 """Gaps worked on at a time, where 8-byte integers are needed."""
 
 _PIECE_CHUNKS = 256
+"""Chunks whose gaps are given their bits at a time: of a large tensor at once, `repeat` holds every other thread for 60 ms."""
 
 _PIECE_BYTES = 1 << 15
 """Of a stream, unpacked at a time to be counted."""
@@ -56,9 +57,7 @@ def encode_gaps(gaps: npt.NDArray[np.uint16], counts: Ints, lengths: Ints) -> li
     if not len(gaps):
         return []
     b_X = _remainder_bits(lengths, counts).astype(np.uint8)
-    starts = range(
-        0, len(counts), _PIECE_CHUNKS
-    )  # of a large tensor at once, `repeat` holds every other thread for 60 ms
+    starts = range(0, len(counts), _PIECE_CHUNKS)
     b = np.concatenate([np.repeat(b_X[at : at + _PIECE_CHUNKS], counts[at : at + _PIECE_CHUNKS]) for at in starts])
     remainders = [np.packbits((gaps[b > bit] >> bit) & 1, bitorder="little").tobytes() for bit in range(int(b.max()))]
     quotients = gaps >> b

@@ -22,7 +22,7 @@ LEAST_UNIT = 1024
 MOST_UNITS = 256
 """Of a tensor, as long as a unit is no longer than a piece: of a contribution to a billion parameters some hundred thousand are kept."""
 
-LEAST_COMPARED = 3  # contributions that have anything in a unit
+LEAST_COMPARED = 3  # contributions that have anything in a unit, or as a whole: of fewer nobody is unlike the others
 CLIP_STEPS = 64
 """Clip factors are rounded down to 1/64ths: a difference in a norm's last bits cannot show in the result."""
 
@@ -66,12 +66,12 @@ def units_of(layout: Layout) -> Iterator[slice]:
 
 def unit_sizes(layout: Layout) -> Lengths:
     """(U): how many elements each has."""
-    sizes = np.zeros(0)
+    sizes = [np.zeros(0)]
     for spec in layout.tensors:
-        whole, rest = divmod(spec.num_elements, unit_of(spec.num_elements))
-        last = [rest] if rest else []
-        sizes = np.append(sizes, [float(unit_of(spec.num_elements))] * whole + last)
-    return sizes
+        unit = unit_of(spec.num_elements)
+        ends = np.append(np.arange(0, spec.num_elements, unit), spec.num_elements)
+        sizes.append(np.diff(ends).astype(np.float64))
+    return np.concatenate(sizes)
 
 
 def squares_of(contribution: Opened, layout: Layout) -> Squares:

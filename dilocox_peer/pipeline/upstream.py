@@ -128,7 +128,7 @@ class Upstream:
         self.grant()
 
     def _left_unused(self, peer: PeerId) -> None:
-        """A slot of its was kept for nothing: it gets none for a while, for twice as long each time, however often it links."""
+        """A slot of its was kept for nothing: it gets none for a while, for four times as long each time, however often it links."""
         timing = self._desk.timing
         times, until = self._unused.pop(peer, (0, float("-inf")))
         self._slots.used(peer, is_used=False)

@@ -32,11 +32,11 @@ class _Losing(World):
             super().deliver(sender, to, message)
 
 
-def _played(
-    loses: Loses | None, slow: PeerId | None = None, watched: Callable[[World], None] = lambda world: None
-) -> tuple[float, int]:
-    """Median seconds of a round, and the contributions of the round that has least of them. slow: is done after all others. watched: is given the world."""
-    world = _Losing(1, NUM_PEERS)
+def _history(
+    seed: int, loses: Loses | None, slow: PeerId | None = None, watched: Callable[[World], None] = lambda world: None
+) -> tuple[list[float], list[int]]:
+    """Seconds of each round, and the contributions of each. slow: is done after all others. watched: is given the world."""
+    world = _Losing(seed, NUM_PEERS)
     watched(world)
     world.be_sliced(NUM_PEERS)  # each averages two
     world.start_peers = NUM_PEERS
@@ -56,7 +56,15 @@ def _played(
             times.append(world.now)
     chain = max((certificates_of(node) for node in world.up()), key=len)
     counted = [len(each.value.entries) for each in chain[-len(times) + 1 :] if each.value.kind == "round"]
-    return statistics.median(b - a for a, b in itertools.pairwise(times)), min(counted)
+    return [b - a for a, b in itertools.pairwise(times)], counted
+
+
+def _played(loses: Loses | None) -> tuple[float, int]:
+    """Median seconds of a round of three histories, as one is a tenth of a second longer or shorter by the draws of its seed; and the contributions of
+    that round of the first that has least of them: in one history of some ten a round goes without one."""
+    histories = [_history(seed, loses) for seed in (1, 2, 3)]
+    took = [seconds for times, _ in histories for seconds in times]
+    return statistics.median(took), min(histories[0][1])
 
 
 def _no_offer(sender: PeerId, to: PeerId, message: Message) -> bool:
@@ -84,7 +92,7 @@ def _usual_s() -> float:
 def test_what_one_never_hears_or_says_costs_little_time(loses: Loses) -> None:
     """3 to 6 s and more where the words of all were waited for. No contribution but that of who offers nothing to who leads."""
     took_s, least = _played(loses)
-    assert took_s < _usual_s() + (2.5 if loses is _no_inputs else 1.9)
+    assert took_s < _usual_s() + (2.5 if loses is _no_inputs else 1.6)
     assert least >= NUM_PEERS - (loses is _no_offer)
 
 
@@ -123,7 +131,7 @@ def test_the_last_offer_is_made_again_to_the_few_that_missed_it() -> None:
         lost[key] = now
         return True
 
-    _played(loses, slow=MUTE, watched=worlds.append)
+    _history(1, loses, slow=MUTE, watched=worlds.append)
     assert len(again) >= 6
     assert max(again.values()) < 2.0
 

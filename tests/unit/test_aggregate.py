@@ -18,7 +18,7 @@ from dilocox_peer.compression.aggregate import (
 )
 from dilocox_peer.compression.codec import CODECS, uniform_policy
 from dilocox_peer.compression.contribution import encode_contribution
-from dilocox_peer.compression.lengths import CLIP_STEPS, LEAST_UNIT
+from dilocox_peer.compression.lengths import CLIP_STEPS, LEAST_FACTOR, LEAST_UNIT
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout
 
@@ -120,7 +120,9 @@ def test_idle_peers_cannot_clip_the_others_to_nothing():
 def test_clip_factors_hide_the_last_bits_of_a_norm(norms, data):
     counts = data.draw(st.lists(st.integers(0, 100), min_size=len(norms), max_size=len(norms)))
     factors = clip_factors(norms, counts, norm_clip=4.0)
-    assert all(0 <= factor <= 1 for factor in factors)
+    assert all(factor == 0.0 or LEAST_FACTOR <= factor <= 1 for factor in factors)
+    ratio = max(norms) / min([norm for norm in norms if norm > 0.0], default=1.0)
+    assert min(factors) > 0.0 or ratio > 2.0**60, "nothing is left only of what is out of all proportion"
     for factor in factors:
         mantissa, _ = np.frexp(factor)
         assert mantissa * CLIP_STEPS == int(mantissa * CLIP_STEPS)
