@@ -326,9 +326,9 @@ def _waits_for_who_is_gone(world: World) -> bool:
 
 
 def _can_start(world: World) -> bool:
-    """Whether there is a chain, or enough peers are left for the first."""
+    """Whether anybody is left, and there is a chain or there are enough of them for the first."""
     up = world.up()
-    starting = max(node.start_peers for node in up)
+    starting = max((node.start_peers for node in up), default=1)
     return len(up) >= starting or any(node.machine is not None and node.machine.chain for node in up)
 
 

@@ -101,7 +101,7 @@ def test_nor_one_after_the_other(founders: int) -> None:
     assert run.chain_at(0) > 30
 
 
-@pytest.mark.parametrize("newcomers", [1, 8])
+@pytest.mark.parametrize("newcomers", [3, 8])
 def test_one_voter_alone_does_not_have_the_hours_pass_that_a_vote_takes(newcomers: int) -> None:
     """It led a round without the others' contributions, and its step was the median: nine thousand hours in one round, and newcomers voted."""
     run = OpenRun(4, newcomers, lambda _: FOUNDERS, writes_rosters=False)

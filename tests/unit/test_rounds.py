@@ -607,8 +607,8 @@ def test_a_first_leader_that_promised_before_its_restart_asks_at_once() -> None:
     table.logs[PeerId(first)] += encode_record(promised_once)
     table.sit(PeerId(first), incarnation=2, stored_states={head})
     table.give(PeerId(first), StateInstalled(head, b""))
-    table.offer(first, incarnation=2)
     table.offer(second, third)
+    table.offer(first, incarnation=2)
     assert (table.machine(first).round, table.machine(first).chain[-1].ballot) == (1, 3)
 
 

@@ -1,6 +1,7 @@
 """What has come of a round's contributions at one head, and until when the rest is waited for. Pure.
 
-A round ends here when our own contribution is out, or those of more than a third of the members are here. From then on offers are
+A round ends here when our own contribution is out, or those of half of the members are here: fewer than half, should they be
+faster or mean ill, do not end the others' round. From then on offers are
 waited for as long as they have been seen to take, and a contribution on its way as long as an exchange may take; not those
 of a member that stands out by conduct.py. Offers are what their members say; a contribution counts when its blob is here.
 """
@@ -22,6 +23,7 @@ from dilocox_peer.wire.rounds import Offer
 MAX_INCARNATIONS = 4  # offers of one peer looked at per head: a restart is normal, a stream of them is not
 MAX_SIGNED = 4 * MAX_INCARNATIONS  # entries of one peer that are remembered, whoever names them
 UNSIGNED = bytes(64)
+FEW_BALLOTS = 4  # after the first leader's time, that others have to lead before a round of few is better than none
 MOST_UNTOLD = 2.0  # times as long as usual an offer in slices waits until it is told again for the first time
 
 
@@ -163,7 +165,7 @@ class Arrivals:
     # ---- when the round ends, and what is waited for then ----
 
     def has_ended(self, proposed: Iterable[Entry], now: float) -> bool:
-        """Whether more than a third of the members whose work is to be expected have delivered it. Were it one, the first thing that
+        """Whether half of the members whose work is to be expected have delivered it. Were it one, the first thing that
         anybody offers would end everybody's round. Should no others follow, one is enough in the end. proposed: by a leader
         whose offers we may have missed."""
         entries = {entry.peer: entry for entry in (*proposed, *self.offers.values())}
@@ -172,7 +174,7 @@ class Arrivals:
         waited = self._conduct.waited_for(self._seat.place.roster)
         here = {peer for peer, entry in entries.items() if peer in waited and self._is_here(entry.blob, now)}
         expected = here | {peer for peer in waited if self._members.may_offer(peer, now)}
-        return 3 * len(here) > len(expected) or now >= self._enough_at
+        return 2 * len(here) >= len(expected) or now >= self._enough_at
 
     @property
     def _enough_at(self) -> float:
@@ -399,8 +401,16 @@ class Arrivals:
     def leader_is_late(self, now: float) -> bool:
         """Whether who leads first has had its time. It may have waited for what came last: a line that is slow here is likely to
         be slow there too."""
+        return now >= self._all_came_at(now) + self._seat.pace.ballot_s
+
+    def few_due(self, now: float) -> float:
+        """When a round of few is better than none."""
+        return self._all_came_at(now) + FEW_BALLOTS * self._seat.pace.ballot_s
+
+    def _all_came_at(self, now: float) -> float:
+        """When what is waited for was here or late; not before now while something is to come."""
         last = max((self._held_at.get(entry.blob, now) for _, entry in self._worth_waiting_for()), default=now)
-        return now >= max(self.offers_due, min(self._blobs_due, last)) + self._seat.pace.ballot_s
+        return max(self.offers_due, min(self._blobs_due, last))
 
     def missed_by(self, certificate: Certificate, now: float) -> list[Note]:
         """What became of the contributions that the certificate goes without, as far as they could be expected."""

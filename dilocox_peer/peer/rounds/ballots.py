@@ -203,7 +203,8 @@ class Ballots:
             return [self._seat.nack(sender, ballot, ())], None
         actions: list[Action] = []
         if ballot > seat.votes.promised:
-            if self._turns.is_early(sender, ballot, now, since_end_s=self._arrivals.since_end(now)):
+            is_of_few = self.pending is not None and self.jury.is_of_few(self.pending.value.entries, now)
+            if not is_of_few and self._turns.is_early(sender, ballot, now, since_end_s=self._arrivals.since_end(now)):
                 return [], None  # it asks again
             if not self.jury.heeds(sender, ballot, now, late_at=self._turns.due):
                 return [self._seat.nack(sender, ballot, ())] if self.jury.is_answered(sender) else [], None
@@ -270,6 +271,7 @@ class Ballots:
             times.append(self._turns.due)
         if self.pending is not None:
             times.append(self.pending.since + self._seat.pace.ballot_s / 2)
+            times += [due for due in [self._arrivals.few_due(now)] if due > now]
         if self._lead is not None:
             times += [self._lead.resend_at, self._lead.outbid_at]
         return min(times)
@@ -340,14 +342,14 @@ class Ballots:
         return [] if awaits_blobs else self._next_turn(now)
 
     def _is_all_in(self, now: float) -> bool:
-        """All of the roster that are here have offered and their blobs too; or it is late and there is something."""
+        """All of the roster that are here have offered and their blobs too; or it is late and there is something, and a round of few is
+        proposed somewhat later: the others would put it off."""
         if self._arrivals.is_awaiting(now):
             return False
-        return (
-            bool(self._drafts.entries(self._excluded, now))
-            or not self._arrivals.are_under_way(now)
-            or now >= self._turns.due
-        )
+        entries = self._drafts.entries(self._excluded, now)
+        if self.jury.is_of_few(entries, now) and now < self._turns.due - 0.75 * self._seat.pace.ballot_s:
+            return False
+        return bool(entries) or not self._arrivals.are_under_way(now) or now >= self._turns.due
 
     def _awaits_blobs(self, now: float) -> bool:
         return self._turns.ballot == 0 and self._arrivals.is_awaiting_blobs(now)

@@ -137,6 +137,14 @@ class Conduct:
         put_off = record is not None and any(self._is_put_off(record, fault) for fault in record.put_off)
         return not put_off and peer not in self._proven
 
+    def trusted(self, voters: Collection[PeerId]) -> set[PeerId]:
+        """Those voters whose turns to lead are waited for, and whose ballots are heeded. Should we doubt most of the others, it may be us: then all are,
+        as voters that doubt each other take the floor from one another for good."""
+        doubted = {peer for peer in voters if peer != self._me and not self.leads(peer)}
+        if 2 * len(doubted) > len(voters) - (self._me in voters):
+            doubted = {peer for peer in doubted if peer in self._proven}
+        return set(voters) - doubted
+
     def averages(self, peer: PeerId) -> bool:
         """Whether slices are left to it."""
         record = self._records.get(peer)

@@ -35,9 +35,9 @@ class Drafts:
         # Also when none is here: where another steps in for who is slow, it has none of them yet.
         entries = sorted(entries, key=lambda entry: entry.peer)
         asked = self._slicing.asked(entries, now)
-        if all(
-            self._may_name(entry, excluded, now) for entry in asked
-        ):  # another leader's inputs may have what we would not
+        # Another leader's inputs may have what we would not, or be of few where more are here.
+        are_few = self._jury.is_of_few(asked, now) and not self._jury.is_of_few(entries, now)
+        if not are_few and all(self._may_name(entry, excluded, now) for entry in asked):
             entries = asked
         if not entries:
             return self._value((), now), []

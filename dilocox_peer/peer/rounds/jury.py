@@ -4,7 +4,7 @@ Ballots ask it before they follow anybody. It holds no vote of ours, and nothing
 or it does not.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.arrivals import Arrivals
@@ -100,6 +100,8 @@ class Jury:
             return True
         if self._members.why_unknown(self._seat.place.roster, value.roster):
             return True
+        if self.is_of_few(value.entries, now) and now < self._arrivals.few_due(now):
+            return True
         is_overdone = any(self.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
         return is_overdone or self._seat.why_not_planned(value) is not None
 
@@ -126,25 +128,41 @@ class Jury:
 
     def puts_off(self, pending: Pending, now: float, *, late_at: float) -> bool:
         """Whether the proposal leaves out, by the leader's choice, what we hold and it is not late yet: later it is accepted
-        all the same, as the leader may not have got it. One that is put off for having done so is given less time."""
+        all the same, as the leader may not have got it. One that is put off for having done so is given less time. A round of fewer than half is put
+        off until others have had their time to lead: whoever is faster than the others would have rounds to itself, with nobody's norm beside its own."""
         if is_forced(pending.promises):
             return False
-        if self._arrivals.ended_at is None:
+        if (ended_at := self._arrivals.ended_at) is None:
             return True  # nobody's round is over
-        if now >= (self._arrivals.offers_due if self._conduct.leads(pending.leader) else late_at):
+        roster, entries = self._seat.place.roster, pending.value.entries
+        are_few = self.is_of_few(entries, now)
+        is_time = now >= (self._arrivals.offers_due if self._conduct.leads(pending.leader) else late_at)
+        if is_time and not (are_few and now < self._arrivals.few_due(now)):
             return False
-        roster, named = self._seat.place.roster, {entry.peer for entry in pending.value.entries}
-        counted = self._arrivals.offering(
-            entry.blob for entry in pending.value.entries
-        )  # of several that offer one, one is named
-        omitted = [since for peer, since in self._arrivals.here(now).items() if peer not in named | counted]
-        if 3 * len(omitted) <= len(roster):
-            return False
-        then = self._arrivals.named_since(pending.value.entries, pending.since)
-        if 3 * sum(since <= then for since in omitted) > len(roster) or 3 * len(named) <= len(roster):
+        named = self._named_in(entries)
+        omitted = [since for peer, since in self._arrivals.here(now).items() if peer not in named]
+        then = self._arrivals.named_since(entries, pending.since)
+        if 3 * len(omitted) > len(roster) and (
+            3 * sum(since <= then for since in omitted) > len(roster) or 3 * len(entries) <= len(roster)
+        ):
             reason = f"led and left out {len(omitted)} contributions that are here"
             self._conduct.strike(pending.leader, "led", reason)
-        return True
+        elif are_few and then < ended_at - self._seat.pace.ballot_s:
+            self._conduct.strike(pending.leader, "led", "led long before the others had ended their round")
+        elif are_few:
+            self.accepted_of.add(pending.leader)  # it may have done what it could
+        return are_few or 3 * len(omitted) > len(roster)
+
+    def _named_in(self, entries: Sequence[Entry]) -> set[PeerId]:
+        """Whose contributions these are: of several that offer one, one is named."""
+        return {entry.peer for entry in entries} | self._arrivals.offering(entry.blob for entry in entries)
+
+    def is_of_few(self, entries: Sequence[Entry], now: float) -> bool:
+        """Whether these are contributions of fewer than half of the members of whom one is to be expected."""
+        named = self._named_in(entries)
+        return 2 * len(named) < len(
+            named | {peer for peer in self._seat.place.roster if self._members.may_offer(peer, now)}
+        )
 
     def is_in_reach(self, sender: PeerId, ballot: int, promised: int) -> bool:
         """Whether the ballot that sender leads is not too far above those known here. Without a bound, one message could use the numbers up: nobody
@@ -171,7 +189,7 @@ class Jury:
             asked.remember(ballot)
             asked.refused += 1
             return False
-        if not self._conduct.leads(sender) and now < late_at:
+        if sender not in self._conduct.trusted(self._seat.place.voters) and now < late_at:
             asked.refused += 1
             return False
         asked.spent += 1

@@ -69,7 +69,7 @@ class Turns:
         leader = self._seat.leader(self.ballot)
         if leader == self._seat.me or self._is_awaited(leader, now):
             return False
-        if self._taken and self.ballot == self._under_way and self._conduct.leads(leader):
+        if self._taken and self.ballot == self._under_way and self._leads(leader):
             return False  # it has asked for it just now: whoever promised it and then asked above it would have nobody lead
         # One that is silent may be heard in a moment; one that is here, and not awaited, leads elsewhere or is not trusted.
         is_silent = not self._members.is_alive(leader, now) and not self._members.is_surely_gone(leader)
@@ -92,7 +92,10 @@ class Turns:
         return self._members.takes_part(leader, now) and self._is_trusted(leader)
 
     def _is_trusted(self, leader: PeerId) -> bool:
-        return self._conduct.leads(leader) and leader in self._conduct.waited_for(self._seat.place.roster)
+        return self._leads(leader) and leader in self._conduct.waited_for(self._seat.place.roster)
+
+    def _leads(self, leader: PeerId) -> bool:
+        return leader in self._conduct.trusted(self._seat.place.voters)
 
     def next(self, now: float) -> int:
         """The next ballot whose leader is here; unless we are that, it is its turn now."""
