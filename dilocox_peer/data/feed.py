@@ -164,12 +164,16 @@ class Feed:
         if chunk is None:
             self._changed.wait(TRY_AGAIN_S)
             self._changed.clear()
-            return np.empty((0, self._context + 1), np.int64)
+            return self._none()
+        units = self._row.units(chunk)
+        opened = {unit.shard.sha256: found for unit in units if (found := self._find(unit.shard)) is not None}
+        if any(unit.shard.sha256 not in opened for unit in units):
+            return self._none()  # it was here a moment ago, and made room for another: the next look finds out
         with suppress(OSError):  # said by what keeps the disk; the same peer started again might train on this twice
             self._taken.take(chunk)
         sequences = sequences_of(
-            self._row.units(chunk),
-            self._opened,
+            units,
+            lambda shard: opened[shard.sha256],
             context=self._context,
             seed=self._seed,
             stretch=chunk,
@@ -270,7 +274,5 @@ class Feed:
                 self._listener(ShardRefused(path, fault))
         return found
 
-    def _opened(self, shard: Shard) -> OpenShard:
-        found = self._shards.find(shard)
-        assert found is not None, "it was here a moment ago"
-        return found
+    def _none(self) -> npt.NDArray[np.int64]:
+        return np.empty((0, self._context + 1), np.int64)

@@ -123,6 +123,21 @@ def test_on_a_full_disk_it_goes_on_to_what_it_has_not_taken(made, tmp_path, monk
     assert len(fed.taken()) == len(set(fed.taken()))
 
 
+def test_a_shard_that_makes_room_between_two_looks_is_looked_for_again(made, tmp_path, monkeypatch):
+    """The thread ended on it, and the training with the thread. Nothing is marked as taken that was not read."""
+    found, looks = ShardFolders.find, []
+
+    def find(folders, shard):
+        looks.append(shard)
+        return None if len(looks) in (2, 5) else found(folders, shard)
+
+    monkeypatch.setattr(ShardFolders, "find", find)
+    with Fed(made, tmp_path) as fed:
+        while set(fed.taken()) < set(range(3)):
+            fed.draw()
+    assert len(fed.taken()) == len(set(fed.taken()))
+
+
 def test_what_a_full_disk_did_not_keep_is_kept_with_what_is_taken_later(tmp_path, monkeypatch):
     taken = Taken(tmp_path / "taken.json")
     with monkeypatch.context() as patched:
