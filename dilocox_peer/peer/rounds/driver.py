@@ -14,7 +14,7 @@ from typing import Protocol, assert_never
 
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.errors import MalformedBlob, PeerUnavailable, ProtocolError, ThingUnavailable
-from dilocox_peer.events import Event, Failed, Listener, MessageRefused
+from dilocox_peer.events import Failed, Listener, MessageRefused
 from dilocox_peer.network.transport import PeerGone, RequestRefused, Transport, TransportDown
 from dilocox_peer.peer.rounds.carrying import Carrying
 from dilocox_peer.peer.rounds.contract import (
@@ -457,5 +457,7 @@ class RoundDriver:
             self._blobs.forget(blob)
 
     def _note_failure(self, where: str, error: Exception) -> None:
-        event: Event = Failed(where, f"{type(error).__name__}: {error}")
-        self._listener(event)
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.strerror:
+            reason = f"{error.strerror.lower()}; trying again"
+        self._listener(Failed(where, reason))
