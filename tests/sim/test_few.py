@@ -15,6 +15,17 @@ from .test_withheld import Withholding
 NUM_ROUNDS = 120.0 / 6.0  # a round takes 4 s of training
 
 
+def alone(ours: Collection[PeerId]) -> type[Drafts]:
+    """These name nobody else's contributions."""
+
+    class OursAlone(Drafts):
+        def entries(self, excluded: Collection[Digest], now: float) -> list[Entry]:
+            entries = super().entries(excluded, now)
+            return [entry for entry in entries if self._seat.me not in ours or entry.peer in ours]
+
+    return OursAlone
+
+
 @pytest.mark.parametrize(
     ("num_peers", "hostile", "slowness", "slices"),
     [
@@ -33,18 +44,13 @@ def test_who_is_faster_than_the_others_has_no_round_to_itself(
     came of them in time."""
     ours = {PeerId(peer) for peer in hostile}
 
-    class OursAlone(Drafts):
-        def entries(self, excluded: Collection[Digest], now: float) -> list[Entry]:
-            entries = super().entries(excluded, now)
-            return [entry for entry in entries if self._seat.me not in ours or entry.peer in ours]
-
     class AtOnce(Ballots):
         def _is_all_in(self, now: float) -> bool:
             if self._seat.me in ours:
                 return len(self._drafts.entries(self._excluded, now)) >= len(ours)
             return super()._is_all_in(now)
 
-    world = Withholding(num_peers, slices, machine_with(OursAlone, AtOnce))
+    world = Withholding(num_peers, slices, machine_with(alone(ours), AtOnce))
     for peer in ours:
         world.nodes[peer].slowness = slowness
     assert world.rounds_in(120.0) >= 0.75 * NUM_ROUNDS

@@ -517,14 +517,18 @@ def test_of_two_accepted_values_the_one_of_the_higher_ballot_is_proposed() -> No
     while not table.said(name, Prepare):
         table.wait(1.0)
     ballot = table.said(name, Prepare)[-1].ballot
-    low, high = place.round_value([], place.roster), place.round_value([], place.roster[1:])
     others = [peer for peer in place.roster if peer != name]
+    entries = [Entry(peer, 1, sha256(peer.encode()), 10, 8, machine.state_digest) for peer in others]
+    for entry in entries:
+        table.blobs[entry.peer].add(entry.blob)
+    authors = tuple(signer(each.peer)(offer_statement(place.stage, place.head, each)) for each in entries)
+    low, high = place.round_value(entries[:3], place.roster), place.round_value(entries, place.roster)
     assert ballot > 1
     first, second = (PeerId(each) for each in table.by_rank()[:2])
     quorum = tuple(promised(at, 1, peer) for peer in place.roster[:3])
     accepted = [
-        Accepted(1, high, acceptance_of(at, second, 1, high), quorum),
-        Accepted(0, low, acceptance_of(at, first, 0, low)),
+        Accepted(1, high, acceptance_of(at, second, 1, high), quorum, authors),
+        Accepted(0, low, acceptance_of(at, first, 0, low), (), authors[:3]),
     ]
     for other, each in zip(others, accepted, strict=False):
         signature = promised(at, ballot, other, each.named).signature

@@ -113,6 +113,9 @@ def test_a_proposal_in_a_higher_ballot_needs_its_promises() -> None:
     assert "no quorum of the roster" in reason
     (reason,) = refusals(table, first, second, proposal(at, second, 1, free, shown))
     assert "another value than the one accepted in ballot 0" in reason
+    (reason,) = refusals(table, first, second, proposal(at, second, 1, forced, shown))
+    assert first in reason, "left out, by a value that one of three says it had accepted"
+    shown = [promised(at, 1, PeerId(peer), (0, forced.digest())) for peer in (second, third)]
     assert not refusals(table, first, second, proposal(at, second, 1, forced, shown))
 
 

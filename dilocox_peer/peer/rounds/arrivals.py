@@ -404,8 +404,12 @@ class Arrivals:
         return now >= self._all_came_at(now) + self._seat.pace.ballot_s
 
     def few_due(self, now: float) -> float:
-        """When a round of few is better than none."""
-        return self._all_came_at(now) + FEW_BALLOTS * self._seat.pace.ballot_s
+        """When a round of few is better than none: others have had their time to lead, or a view change would come next."""
+        if self.ended_at is None:
+            return FOREVER
+        came_at, pace = self._all_came_at(now), self._seat.pace
+        before_s = pace.degrade_s - 2 * pace.ballot_s
+        return min(came_at + FEW_BALLOTS * pace.ballot_s, max(came_at + pace.ballot_s, self.ended_at + before_s))
 
     def _all_came_at(self, now: float) -> float:
         """When what is waited for was here or late; not before now while something is to come."""

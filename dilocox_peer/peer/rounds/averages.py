@@ -10,7 +10,7 @@ decides. Two signatures under different results of one slice stay as a proof tha
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dilocox_peer.peer.rounds.conduct import NO_RESULT
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, SliceAveraged
@@ -50,7 +50,7 @@ class Slicing:
         self._batches = self.words.batches
         self._current: Digest | None = None
         self._named = Counter[PeerId]()
-        self._asked_at = now
+        self._asked, self._asked_at = (0, Digest(b"")), now  # in which ballot of ours, and what
         self._drawn_at: tuple[float, int] = (now, -1)
         self._drawn: dict[int, list[PeerId]] = {}
         self._everyone_drawn: set[PeerId] = set()
@@ -421,10 +421,7 @@ class Slicing:
 
     def has_news(self) -> bool:
         """Whether a slice's result is known that was not when this was asked last."""
-        if (batch := self._batch) is None or not batch.is_news:
-            return False
-        batch.is_news = False
-        return True
+        return (batch := self._batch) is not None and batch.takes_news()
 
     def results(self, entries: Sequence[Entry]) -> tuple[Result, ...] | None:
         """What these contributions came to, if all of it is known and here."""
@@ -438,19 +435,20 @@ class Slicing:
         if name not in self._batches:
             self._batches[name] = Named(tuple(entries), now, is_news=True)
             self._named[self._seat.me] += 1
+        elif self._asked == (ballot, name) and now < self._asked_at + self._seat.timing.retry_s:
+            self._current = name  # another has named its own meanwhile
+            return []
         elif self._current == name:
-            if now < self._asked_at + self._seat.timing.retry_s:
-                return []
             batch = self._batches[name]
             open_ones = (index for index in range(self._sharing.count) if index not in batch.settled)
             drawn = ((index, peer) for index in open_ones for peer in self.drawn_to(index, now))
             lacking = {peer for index, peer in drawn if peer not in batch.said.get(index, {})}
             asked = sorted(lacking - {self._seat.me})
         self._num_heard += name != self._current or not self._leads
-        self._current, self._asked_at, self._leads = name, now, True
+        self._current, self._asked, self._asked_at, self._leads = name, (ballot, name), now, True
         return [*send_all(asked, message)]
 
-    def asked(self, entries: Sequence[Entry], now: float) -> Sequence[Entry]:
+    def asked(self, entries: Sequence[Entry], now: float, few: Callable[[Sequence[Entry]], bool]) -> Sequence[Entry]:
         """What a leader that would have these averaged names: what was named before, while that has its time, if it is most of these; but not what
         holds that up."""
         if (batch := self._batch) is not None:
@@ -462,6 +460,8 @@ class Slicing:
         may_name = self._named[self._seat.me] < MAX_ASKED  # whoever named more with each word is soon not listened to
         if batch is None or (may_name and batch.is_outgrown(mine, now - self._seat.timing.retry_s)):
             return mine
+        if self._asked[1] != self._current and few(batch.entries) and not few(mine):
+            return mine  # of ours it would take turns with these, as what is here changes with what is named
         is_gone = any(self._holdings.is_refused(each.blob) or each.blob in self._given_up for each in batch.entries)
         return mine if is_gone else batch.entries
 

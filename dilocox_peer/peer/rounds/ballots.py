@@ -203,8 +203,8 @@ class Ballots:
             return [self._seat.nack(sender, ballot, ())], None
         actions: list[Action] = []
         if ballot > seat.votes.promised:
-            is_of_few = self.pending is not None and self.jury.is_of_few(self.pending.value.entries, now)
-            if not is_of_few and self._turns.is_early(sender, ballot, now, since_end_s=self._arrivals.since_end(now)):
+            is_in_vain = self.pending is not None and self.jury.leaves_out_many(self.pending.value.entries, now)
+            if not is_in_vain and self._turns.is_early(sender, ballot, now, since_end_s=self._arrivals.since_end(now)):
                 return [], None  # it asks again
             if not self.jury.heeds(sender, ballot, now, late_at=self._turns.due):
                 return [self._seat.nack(sender, ballot, ())] if self.jury.is_answered(sender) else [], None
@@ -347,7 +347,7 @@ class Ballots:
         if self._arrivals.is_awaiting(now):
             return False
         entries = self._drafts.entries(self._excluded, now)
-        if self.jury.is_of_few(entries, now) and now < self._turns.due - 0.75 * self._seat.pace.ballot_s:
+        if entries and self.jury.is_of_few(entries, now) and now < self._turns.due - 0.75 * self._seat.pace.ballot_s:
             return False
         return bool(entries) or not self._arrivals.are_under_way(now) or now >= self._turns.due
 
@@ -413,6 +413,8 @@ class Ballots:
         elif forced is not None and are_more_to_come and now < lead.started_at + self._seat.timing.retry_s:
             return []  # one vote for little, from a leader that meant ill, need not bind a quorum that gave none
         lead.shown = tuple(lead.signed[peer] for peer in sorted(heeded))
+        if forced is not None and self.jury.would_refuse(forced, now) and not self.jury.is_excused(forced, lead.shown):
+            return []  # it would be lost here, and our own vote would speak for it in the next ballot
         if forced is not None:
             sources = [peer for peer in sorted(lead.promises) if lead.promises[peer] is not None]
             actions: list[Action] = []

@@ -34,11 +34,9 @@ class Drafts:
             return self._value(entries, now), []
         # Also when none is here: where another steps in for who is slow, it has none of them yet.
         entries = sorted(entries, key=lambda entry: entry.peer)
-        asked = self._slicing.asked(entries, now)
-        # Another leader's inputs may have what we would not, or be of few where more are here.
-        are_few = self._jury.is_of_few(asked, now) and not self._jury.is_of_few(entries, now)
-        if not are_few and all(self._may_name(entry, excluded, now) for entry in asked):
-            entries = asked
+        asked = self._slicing.asked(entries, now, lambda each: self._jury.is_of_few(each, now))
+        if all(self._may_name(entry, excluded, now) for entry in asked):
+            entries = asked  # what another leader has named may have what we would not
         if not entries:
             return self._value((), now), []
         results = self._slicing.results(entries)

@@ -50,6 +50,11 @@ class Named:
         """How long a slice has had no result."""
         return 0.0 if index in self.settled else now - self.opened.get(index, self.since)
 
+    def takes_news(self) -> bool:
+        """Whether there was news, which is none any more."""
+        was_news, self.is_news = self.is_news, False
+        return was_news
+
     def is_outgrown(self, others: Sequence[Entry], then: float) -> bool:
         """Whether these are so many more that they are named instead, if this was named before then."""
         return 3 * len(self.entries) < 2 * len(others) and self.since <= then
