@@ -385,9 +385,9 @@ class DemoFlags:
     stages: Annotated[int, Flag("Pipeline stages.", least=1, most=32)] = 2
     replicas: Annotated[int, Flag("Peers of each stage.", least=1, most=16)] = 2
     rounds: Annotated[
-        int | None, Flag("Outer rounds, if they stay as long as they begin: 128, with stages 32.", least=1)
+        int | None, Flag("Outer rounds, if they stay as long as they begin: 128, with stages 32.", least=1, most=10**9)
     ] = None
-    inner_steps: Annotated[int | None, Flag("Inner steps a round (H).", shown=False, least=1)] = None
+    inner_steps: Annotated[int | None, Flag("Inner steps a round (H).", shown=False, least=1, most=10**9)] = None
     overlap: Annotated[str | None, Flag("arrival, one-step or none.", shown=False)] = None
     codec: Annotated[str | None, Flag("none, fp16, int8, int4, int2, sign, topk or lowrank-int4.", shown=False)] = None
     inner_optimizer: Annotated[str | None, Flag("adamw or muon.", shown=False)] = None

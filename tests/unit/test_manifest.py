@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from pydantic import BaseModel
 
 from dilocox_peer.config import PRESETS, preset
 from dilocox_peer.errors import ConfigError, DilocoxError, ManifestMismatch
@@ -50,6 +51,23 @@ def test_garbage_is_refused_with_a_reason(raw):
 def test_a_large_manifest_is_not_even_read():
     with pytest.raises(ManifestMismatch, match="at most"):
         Manifest.from_bytes(b" " * (MAX_MANIFEST_BYTES + 1), run_id=Manifest().run_id)
+
+
+@pytest.mark.parametrize("number", [2**63, 10**20, 10**400], ids=["63 bits", "20 digits", "400 digits"])
+def test_a_number_that_no_message_carries_is_refused_in_every_setting(number):
+    """`demo --rounds 99999999999999999999` ended in a traceback."""
+    whole = [
+        (name, field) for name, section in preset("tiny") if isinstance(section, BaseModel)
+        for field, value in section if isinstance(value, int)
+    ]  # fmt: skip
+    assert ("rounds", "total") in whole
+    for name, field in whole:
+        with pytest.raises(ConfigError, match=rf"{name}\.{field}: input should be"):
+            preset("tiny", **{name: {field: number}})
+        document = json.loads(Manifest().to_bytes())
+        document[name][field] = number
+        with pytest.raises(ManifestMismatch, match=rf"{name}\.{field}: input should be"):
+            Manifest.from_bytes(json.dumps(document).encode(), run_id=Manifest().run_id)
 
 
 def test_unknown_fields_are_refused_so_that_versions_do_not_mix_silently():

@@ -29,6 +29,7 @@ def say(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
         (["recover", "--home", "HOME", "--run", "**x"], "--run"),
         (["export", "--home", "HOME", "--name", "**x"], "**x"),
         (["demo", "--report", "HOME"], "--report"),
+        (["demo", "--seed", "99999999999999999999"], "run.seed"),
         (["replay", "HOME/late"], "late"),
         (["replay", "HOME/never"], "never"),
         (["join", "dilocox://x", "--max-disk", "inf"], "--max-disk"),
