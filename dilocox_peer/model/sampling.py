@@ -33,7 +33,9 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
     """The next token. logits_V: (V,) on the CPU."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())
-    logits_V = logits_V / sampling.temperature
+    # Below the largest, which is 0, and in 64 bits: so no temperature makes infinity of it, nor 0 / 0.
+    logits_V = logits_V.double()
+    logits_V = ((logits_V - logits_V.max()) / sampling.temperature).float()
     if 0 < sampling.top_k < len(logits_V):
         least = logits_V.topk(sampling.top_k).values[-1]
         logits_V = logits_V.masked_fill(logits_V < least, -torch.inf)

@@ -77,6 +77,19 @@ def test_temperature_0_and_top_1_take_the_likeliest(model):
     assert greedy == text(model, temperature=0.0, seed=9) == text(model, temperature=5.0, top_k=1)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-40, 1e-300, 5e-324])
+@pytest.mark.parametrize("top_k", [0, 2, 40])
+def test_a_temperature_near_0_takes_the_likeliest(model, temperature, top_k):
+    assert text(model, temperature=temperature, top_k=top_k) == text(model, temperature=0.0)
+
+
+def test_the_highest_temperature_makes_all_alike():
+    logits_V = torch.tensor([3e38, -3e38, 0.0])
+    generator = torch.Generator().manual_seed(0)
+    drawn = [choose(logits_V, Sampling(1e308, 0), generator) for _ in range(100)]
+    assert set(drawn) == {0, 1, 2}
+
+
 def test_ids_that_the_tokenizer_has_not_are_never_drawn(model):
     assert len(set(text(model, num_bytes=300, temperature=50.0, top_k=0))) > 150  # any of 256, or bytes() raises
 
