@@ -91,8 +91,8 @@ class Picture:
 
 
 def _four(status: Status, width: int, height: int, now: float, view: View) -> list[Line]:
-    top = min(13, max(9, height // 3))
-    rounds = max(7, (height - top) // 2)
+    top = min(13, max(9, height // 3), height - 7)  # with the longest strip over a screen of MIN_HEIGHT there are 15
+    rounds = min(max(7, (height - top) // 2), height - top - 3)  # the log has a line inside its frame at least
     log = height - top - rounds
     left = width // 2
     beside = [

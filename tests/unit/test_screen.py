@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from dilocox_peer.cli.screen import Size, View, render
 from dilocox_peer.events import Failed, PeerStarted, SeenPeer, SwarmSeen
+from dilocox_peer.events_of_health import Trouble, TroublesSeen
 from dilocox_peer.peer.status import Status
 from dilocox_peer.types import PeerId
 from tests.unit.dashboard_data import certified, joined, progress, status
@@ -47,6 +49,34 @@ def test_every_picture_fills_its_size_exactly(size, view, moment):
     lines = text_of(found, now, size, view, width=max(20, size.width)).split("\n")
     assert len(lines) == max(6, size.height)
     assert {len(line) for line in lines} == {max(20, size.width)}
+
+
+def troubled(number: int) -> tuple[Status, float]:
+    """The peer in the middle of its run, and so many troubles over all that is shown."""
+    found, now = status()
+    found.take(TroublesSeen(tuple(Trouble("empty", stage, stops=True) for stage in range(number))), now)
+    return found, now
+
+
+@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("width", [20, 60, 76, 80, 120])
+def test_with_troubles_above_the_panels_too_a_picture_fills_its_size_exactly(width, number):
+    found, now = troubled(number)
+    for height in range(6, 70):
+        for view in (View(), View(panel=3), View(panel=4)):
+            lines = render(found, Size(width, height), now, view).lines
+            assert [sum(cell_len(text) for text, _ in line) for line in lines] == [width] * height, (height, view)
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("height", [20, 21, 22, 23, 24])
+def test_the_newest_round_and_what_was_told_last_are_shown_at_the_smallest_size_with_four_panels(height, number):
+    found, now = troubled(number)
+    text = text_of(found, now, Size(76, height))
+    assert "round 31: validation loss" in text, "told last"
+    assert " 31/400 " in text
+    assert "8,700 tok/s" in text
+    assert ("nobody holds stage 0" in text) == bool(number)
 
 
 def test_how_long_others_on_the_line_wait_is_shown_where_there_is_room():
