@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from dilocox_peer.cli.demo_table import render, round_line, size
+from dilocox_peer.cli.demo_table import render, round_line
 from dilocox_peer.cli.flags import DemoFlags
-from dilocox_peer.cli.init import write_whole
+from dilocox_peer.cli.init import check_writable, write_whole
 from dilocox_peer.cli.local_swarm import ChildEnded, LocalSwarm
-from dilocox_peer.cli.report import build_report, verdict
+from dilocox_peer.cli.report import build_report, summary, verdict
 from dilocox_peer.cli.swarm_view import SwarmView, progress_of
 from dilocox_peer.cli.timeline import chrome_trace, render_svg, table
 from dilocox_peer.config import preset
@@ -42,10 +42,9 @@ class DemoFailed(DilocoxError):
 def run_demo(flags: DemoFlags) -> None:
     """Runs the swarm to its last round. Raises DemoFailed, ConfigError; KeyboardInterrupt after Ctrl-C."""
     manifest = demo_manifest(flags)
-    if flags.report is not None:
-        if flags.report.is_dir():
-            raise ConfigError(f"--report {flags.report} is a directory: name a file in it")
-        flags.report.parent.mkdir(parents=True, exist_ok=True)
+    for flag, path in (("--report", flags.report), ("--trace", flags.trace)):  # now, not after minutes of training
+        if path is not None:
+            check_writable(path, flag)
 
     async def main() -> None:
         await _Demo(flags, manifest).run()
@@ -65,7 +64,7 @@ def demo_manifest(flags: DemoFlags) -> Manifest:
     compression: dict[str, Any] = {}
     overrides: dict[str, dict[str, Any]] = {
         "run": {"name": "demo", "seed": flags.seed},
-        "stages": {"count": flags.stages},
+        "stages": {"count": flags.stages, "schedule": flags.schedule or "carry"},
         "rounds": rounds,
     }
     if flags.overlap is not None:
@@ -84,7 +83,6 @@ def demo_manifest(flags: DemoFlags) -> Manifest:
         overrides["data"] = {"source": "files"}
     if flags.stages > 1:
         overrides["model"] = {"layers": max(TINY_LAYERS, flags.stages)}
-        overrides["stages"] = {"schedule": flags.schedule or "carry"}
     return cut_into(preset("tiny", **overrides), flags.stages)
 
 
@@ -182,9 +180,12 @@ class _Demo:
             stages=self._flags.stages,
             replicas=self._flags.replicas,
         )
+        sent = sum(progress_of(peer).bytes_sent for peer in self._view.peers.values())
+        for line in summary(report, bytes_sent=sent, elapsed_s=time.monotonic() - self._started):
+            typer.echo(line)
         if self._flags.report is not None:
             write_whole(self._flags.report, (json.dumps(report, indent=1) + "\n").encode())
-        self._summary(report)
+            typer.echo(f"report                         {self._flags.report}")
         if self._flags.trace is not None:
             self._draw_timeline(self._flags.trace)
         problems = verdict(report)
@@ -200,26 +201,3 @@ class _Demo:
         for line in table(timed):
             typer.echo(line)
         typer.echo(f"timeline                       {path}")
-
-    def _summary(self, report: dict[str, Any]) -> None:
-        final, bigram, unigram = (report[key] for key in ("final_val_loss", "bigram_entropy", "unigram_entropy"))
-        heads = set(report["heads"].values())
-        typer.echo("")
-        if final is not None and bigram:
-            typer.echo(
-                f"validation loss of the anchor  {final:.4f} nats/byte (before training {report['initial_val_loss']:.4f})"
-            )
-            typer.echo(f"  of its bigram entropy        {final / bigram:.2f} x {bigram:.4f}   (unigram {unigram:.4f})")
-        typer.echo(f"tokens                         {report['tokens']:,}, {report['tokens_per_second']:,.0f} a second")
-        ratio = report["allreduce_bytes_per_token"] / max(1e-9, report["outer_bytes_per_token"])
-        sent = size(sum(progress_of(peer).bytes_sent for peer in self._view.peers.values()))
-        typer.echo(f"sent by all peers              {sent}, {report['outer_bytes_per_token']:.1f} bytes a token")
-        typer.echo(
-            f"  than float32 all-reduce      {ratio:.0f} times fewer ({report['allreduce_bytes_per_token']:.0f} bytes a token)"
-        )
-        typer.echo(
-            f"heads and anchors              {len(heads)} for {len(report['heads'])} peers: {', '.join(head[:12] for head in heads)}"
-        )
-        typer.echo(f"time, start to end             {time.monotonic() - self._started:.0f} s")
-        if self._flags.report is not None:
-            typer.echo(f"report                         {self._flags.report}")

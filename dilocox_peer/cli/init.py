@@ -1,6 +1,11 @@
 """`init` and `sign`: writing run.toml whole or not at all."""
 
+import errno
+import os
 import re
+import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -192,11 +197,45 @@ def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """The file is the old one or the new one, never a part; a device or a pipe takes it as it comes. Raises ConfigError."""
+    """The file is the old one or the new one, never a part; a device or a pipe takes it as it comes, and so does standard output under
+    a name such as /dev/stdout. Raises ConfigError."""
     try:
-        if path.is_char_device() or path.is_fifo():
+        if (number := _standard(path)) is not None:
+            sys.stdout.flush()
+            with open(number, "wb", closefd=False) as stream:
+                stream.write(content)
+        elif path.is_char_device() or path.is_fifo():
             path.write_bytes(content)
         else:
             replace_file(path, [content])
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """Makes its folder and finds out whether `write_whole` could write it, without touching what is there. Raises ConfigError that
+    names the flag."""
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path} is a directory: name a file in it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if _standard(path) is not None:
+            return
+        if not path.exists() or path.is_file():
+            tempfile.TemporaryFile(dir=path.parent).close()  # it is written beside and takes its place
+        elif not (path.is_char_device() or path.is_fifo()) or not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"{flag} {path} cannot be written ({reason}): name a file in a folder that you may write"
+        ) from None
+
+
+def _standard(path: Path) -> int | None:
+    """The descriptor of standard output or error that path is another name of."""
+    for number in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(path.stat(), os.fstat(number)):
+                return number
+    return None

@@ -1,4 +1,4 @@
-"""The JSON report of a demo, from what was seen. Pure.
+"""The JSON report of a demo, from what was seen, and what is said of it at the end. Pure.
 
 Bytes are those a peer handed to the wire for the outer loop: protocol messages and contributions with their frame
 headers, not TLS and TCP headers, not state served to joiners and the evaluator. They are compared with a ring
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+from dilocox_peer.cli.demo_table import size
 from dilocox_peer.cli.swarm_view import RoundView, SwarmView, pipeline_of, progress_of
 
 
@@ -69,6 +70,30 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     if report["final_val_loss"] is None:
         problems.append("no anchor was evaluated")
     return problems
+
+
+def summary(report: Mapping[str, Any], *, bytes_sent: int, elapsed_s: float) -> list[str]:
+    """What a demo says of itself at its end, as lines. bytes_sent: by all peers, for rounds."""
+    final, bigram, unigram = (report[key] for key in ("final_val_loss", "bigram_entropy", "unigram_entropy"))
+    heads = set(report["heads"].values())
+    lines = [""]
+    if final is not None and bigram:
+        lines += [
+            f"validation loss of the anchor  {final:.4f} nats/byte (before training {report['initial_val_loss']:.4f})",
+            f"  of its bigram entropy        {final / bigram:.2f} x {bigram:.4f}   (unigram {unigram:.4f})",
+        ]
+    lines.append(f"tokens                         {report['tokens']:,}, {report['tokens_per_second']:,.0f} a second")
+    ours, all_reduce = report["outer_bytes_per_token"], report["allreduce_bytes_per_token"]
+    lines.append(f"sent by all peers              {size(bytes_sent)}, {ours:.1f} bytes a token")
+    if all_reduce:  # one peer alone would send nothing
+        fewer = all_reduce / max(1e-9, ours)
+        lines.append(f"  than float32 all-reduce      {fewer:.0f} times fewer ({all_reduce:.0f} bytes a token)")
+    named = ", ".join(head[:12] for head in heads)
+    return [
+        *lines,
+        f"heads and anchors              {len(heads)} for {len(report['heads'])} peers: {named}",
+        f"time, start to end             {elapsed_s:.0f} s",
+    ]
 
 
 def _rounds(view: SwarmView) -> list[dict[str, Any]]:
