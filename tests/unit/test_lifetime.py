@@ -1,6 +1,7 @@
 """Ctrl-C before the event loop is there to hear it."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -74,6 +75,24 @@ def test_the_end_does_not_wait_for_the_interpreter_to_take_everything_apart():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (130, "closed\n")
+
+
+def test_an_interrupt_within_exec_ends_with_130_too_and_all_is_cleaned_up(tmp_path):
+    """So much is in an exec() while torch loads; Python itself would end by SIGINT."""
+    (tmp_path / "interrupted.py").write_text(
+        "import atexit\n"
+        "from dilocox_peer.__main__ import main\n"
+        "from dilocox_peer.cli import main as commands\n"
+        "def run():\n"
+        "    atexit.register(print, 'cleaned up')\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "commands.main = run\n"
+        "main()\n"
+    )
+    program = [sys.executable, "-m", "interrupted"]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(program, env=found, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned up\n", "")
 
 
 def test_an_end_does_not_wait_for_what_a_thread_reads() -> None:
