@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dilocox_peer.events import Listener, Remark
-from dilocox_peer.peer.planning.disk import GB, DiskAllowed, DiskUse
+from dilocox_peer.peer.planning.disk import GB, DiskAllowed, DiskUse, least_allowed_gb
 
 LOOK_S = 30.0
 
@@ -47,8 +47,8 @@ async def keep_within(
             taken -= gone
         if use.take(taken):
             leave(
-                f"what it keeps takes {taken / GB:.2f} GB of disk, --max-disk allows {max_gb:g}: allow {1.2 * taken / GB:.2f}, "
-                f"or remove what is not needed of {folder}"
+                f"what it keeps takes {least_allowed_gb([taken]):.2f} GB of disk, --max-disk allows {max_gb:g}: "
+                f"allow {least_allowed_gb([6 * taken // 5]):.2f}, or remove what is not needed of {folder}"
             )
             return
         await asyncio.sleep(look_s)

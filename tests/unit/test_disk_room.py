@@ -33,6 +33,13 @@ def test_only_stages_that_fit_are_taken_and_the_others_say_what_to_allow():
     assert allow * 1e9 < NEEDS[0] + 10**7
 
 
+@pytest.mark.parametrize(("need", "gb"), [(10_090_000, 0.01), (1_004_000_000, 1.0), (10_000_001, 0.01)])
+def test_what_a_stage_needs_is_not_said_to_be_what_is_allowed(need, gb):
+    """It said: needs 0.01 GB of disk, --max-disk allows 0.01."""
+    needs, allows = f"needs {gb + 0.01:.2f} GB of disk", f"--max-disk allows {gb:g}: allow {gb + 0.01:g}"
+    assert DiskAllowed(int(gb * 1e9)).why_not(0, [need]) == f"stage 0 {needs}, {allows}"
+
+
 def test_the_least_that_is_told_is_enough():
     least = least_allowed_gb(NEEDS)
     assert DiskAllowed(int(least * 1e9)).fitting(NEEDS)
@@ -118,7 +125,7 @@ async def test_beyond_it_branches_go_and_then_the_peer(tmp_path):
 
     await asyncio.wait_for(keep_within(tmp_path, 0.001, reasons.append, remark, look_s=0.0), 30.0)
     assert len(remarks) == 1
-    assert "--max-disk allows 0.001" in reasons[0]
+    assert reasons[0].startswith("what it keeps takes 0.01 GB of disk, --max-disk allows 0.001: allow 0.01, ")
 
 
 async def test_within_it_nothing_is_said(tmp_path, monkeypatch):

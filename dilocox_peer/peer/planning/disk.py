@@ -27,7 +27,7 @@ def copy_bytes(copied: int) -> int:
 
 
 def least_allowed_gb(needs: Sequence[int]) -> float:
-    """With which one of these stages fits."""
+    """With which one of these stages fits: what it needs, rounded up to hundredths."""
     return -(-min(needs) // 10**7) / 100
 
 
@@ -48,7 +48,7 @@ class DiskAllowed:
             return ""
         other = f", or join with --stage {fitting[0]}" if fitting else ""
         allow = least_allowed_gb(needs[stage : stage + 1])
-        return f"stage {stage} needs {needs[stage] / GB:.2f} GB of disk, --max-disk allows {self.num_bytes / GB:g}: allow {allow:g}{other}"
+        return f"stage {stage} needs {allow:.2f} GB of disk, --max-disk allows {self.num_bytes / GB:g}: allow {allow:g}{other}"
 
     def copies(self, need: int, each: int, wanted: int) -> int:
         """How many other stages there is room to keep a copy of, beside our own. need: of our own; each: of a copy."""
