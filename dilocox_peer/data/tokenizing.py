@@ -8,12 +8,13 @@ documents again, passes over those that are in a shard, and goes on.
 import itertools
 import json
 import multiprocessing
+import os
 import queue
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -97,14 +98,23 @@ def make_shards(
     for path in order.paths:
         if path.is_dir() and out.is_relative_to(path.resolve()):  # made anew, shards would be read as text
             raise ConfigError(f"--out {order.out} lies within {path}, which is read: name a folder beside it")
+    missing = [folder for folder in (out, *out.parents) if not os.path.lexists(folder)]
     try:
         with _chat_of(order) as chat:
             return _Work(order, chat, refused, progress, force=force).run()
     except OSError as error:
-        where = error.filename or order.out
-        raise ConfigError(
-            f"{where}: {(error.strerror or str(error)).lower()}; what is done stays in {order.out}: mend it and call this again"
-        ) from None
+        where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else order.out
+        if os.path.exists(out / PROGRESS_FILE):
+            remedy = f"what is done stays in {order.out}: mend it and call this again"
+        elif out.is_relative_to(where.absolute()) or where.absolute().is_relative_to(out):
+            remedy = "mend it, or pass another --out"
+        else:
+            remedy = "mend it and call this again"
+        raise ConfigError(f"{where}: {(error.strerror or str(error)).lower()}; {remedy}") from None
+    finally:
+        for folder in missing:  # what came to nothing leaves none
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def _chat_of(order: Order) -> AbstractContextManager[ChatProcess | None]:

@@ -224,15 +224,46 @@ def test_too_few_documents_and_a_full_disk_are_told_in_one_line(tmp_path, source
     (tmp_path / "one.txt").write_text("one document")
     with pytest.raises(ConfigError, match="1 documents are too few to train on some and hold 5% out"):
         made(tmp_path / "one.txt", tmp_path / "few")
-    assert contents(tmp_path / "few") == {}
+    assert not (tmp_path / "few").exists()
+    left = [4]  # of the first shard and of what is done
 
     def full(*_):
-        raise OSError(28, "No space left on device", str(tmp_path / "out"))
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigError, match="no space left on device; what is done stays in"):
         made(source, tmp_path / "out")
-    assert [path for path in (tmp_path / "out").iterdir() if path.suffix != ".json"] == []
+    assert (tmp_path / "out" / PROGRESS_FILE).exists()
+    with pytest.raises(ConfigError, match="no space left on device; mend it, or pass another --out"):
+        made(source, tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("where", ["run.toml", "run.toml/below", "/proc/new/shards"])
+def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_said_to_be_done(tmp_path, source, where):
+    (tmp_path / "run.toml").write_text("kept")
+    with pytest.raises(ConfigError) as told:
+        made(source, tmp_path / where)
+    assert str(told.value).endswith("; mend it, or pass another --out")
+    assert "\n" not in str(told.value)
+    assert (tmp_path / "run.toml").read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "source.jsonl"]
+
+
+def test_a_text_that_cannot_be_read_is_no_fault_of_the_folder_for_shards(tmp_path, source, monkeypatch):
+    def closed(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(source))
+
+    monkeypatch.setattr("dilocox_peer.data.tokenizing.documents_of", closed)
+    with pytest.raises(ConfigError, match=r"source\.jsonl: permission denied; mend it and call this again"):
+        made(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError, match="permission denied"):
+        made(source, tmp_path / "out")
+    assert (tmp_path / "out").is_dir(), "it was there"
 
 
 @pytest.mark.parametrize(
