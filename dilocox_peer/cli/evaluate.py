@@ -19,11 +19,11 @@ from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.flags import EvaluateFlags
 from dilocox_peer.cli.lifetime import Stop, end, run_until_stopped
 from dilocox_peer.cli.sampling_of_run import RunSampler
-from dilocox_peer.errors import DilocoxError, RunUnreachable
+from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
 from dilocox_peer.events import Event, Failed, Left, Listener, Remark, RunComplete
 from dilocox_peer.events_of_data import DataMeasured, Evaluated
 from dilocox_peer.events_of_states import StateFetched
-from dilocox_peer.invitation import Invitation, parse_invitation, parse_multiaddrs
+from dilocox_peer.invitation import SCHEME, Invitation, parse_invitation, parse_multiaddrs
 from dilocox_peer.manifest import SHARDS, Manifest
 from dilocox_peer.peer.identity import Identity
 
@@ -55,6 +55,11 @@ def run_evaluator(flags: EvaluateFlags) -> None:
             lambda stop: reader.follow_folder(Path(flags.link), stop), until_stdin_closes=flags.until_stdin_closes
         )
         end(code)
+    if SCHEME not in flags.link.lower():
+        raise ConfigError(
+            f"there is no folder {flags.link[:200]!r}, and it is no {SCHEME} link: name a folder that is there, or paste the line that "
+            "`bootstrap` printed"
+        )
     invitation = parse_invitation(flags.link)
     parse_multiaddrs(flags.host_maddrs, "listen")
     flags.peer_home.make()

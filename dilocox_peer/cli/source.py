@@ -1,6 +1,7 @@
 """Where `export` and `generate` take a model from: a live run, run folders on this disk, or an exported folder."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from dilocox_peer.cli.flags import SourceFlags
 from dilocox_peer.cli.home import PeerHome, default_home, tokenizers_folder
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, StateCorrupt
-from dilocox_peer.invitation import Invitation, parse_invitation
+from dilocox_peer.invitation import SCHEME, Invitation, parse_invitation
 from dilocox_peer.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ def source_of(flags: SourceFlags, *, exported: Path | None = None) -> ModelSourc
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)}: give one of them")
     if flags.link:
+        if SCHEME not in flags.link.lower() and os.path.isdir(flags.link):
+            raise ConfigError(
+                f"{flags.link[:200]!r} is a folder, no {SCHEME} link: a peer's of a run is named with --run-folder, to `generate` an "
+                "export with --model"
+            )
         return ModelSource(flags, invitation=parse_invitation(flags.link))
     if exported is not None:
         return ModelSource(flags, exported=exported)

@@ -30,6 +30,15 @@ def say(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
         (["export", "--home", "HOME", "--name", "**x"], "**x"),
         (["demo", "--report", "HOME"], "--report"),
         (["demo", "--seed", "99999999999999999999"], "run.seed"),
+        (
+            ["evaluate", "HOME/nope", "--data", "HOME/late"],
+            "there is no folder 'HOME/nope', and it is no dilocox:// link",
+        ),
+        (["evaluate", "HOME/late"], "there is no folder 'HOME/late', and it is no dilocox:// link"),
+        (["evaluate", "<dilocox://ab>"], "the invitation link ends before '@'"),
+        (["export", "HOME"], "'HOME' is a folder, no dilocox:// link"),
+        (["generate", "Once", "HOME"], "'HOME' is a folder, no dilocox:// link"),
+        (["generate", "Once", "HOME/nope"], "is no invitation link"),
         (["replay", "HOME/late"], "late"),
         (["replay", "HOME/never"], "never"),
         (["join", "dilocox://x", "--max-disk", "inf"], "--max-disk"),
@@ -52,7 +61,7 @@ def test_it_is_named_in_one_line(
     (tmp_path / "never").write_text('{"time": NaN, "event": "Left", "reason": "x"}\n')
     assert say([word.replace("HOME", str(tmp_path)) for word in words], monkeypatch) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert named in line
+    assert named.replace("HOME", str(tmp_path)) in line
 
 
 def test_settings_nested_without_end_are_no_settings(
