@@ -1,5 +1,8 @@
 """One class for each thing the caller does next. Every message is one line that names the thing and the remedy."""
 
+import os
+import socket
+
 from dilocox_peer.types import PeerId
 
 
@@ -65,3 +68,12 @@ class ThingUnavailable(DilocoxError):
 
 class StateCorrupt(DilocoxError):
     """State on disk or from a donor whose digest is not the announced one; it was not used."""
+
+
+def why_not_bound(error: OSError | UnicodeError) -> str:
+    """Why nobody can listen there, in the system's words alone: socket and asyncio put the address around them once more."""
+    if isinstance(error, UnicodeError):  # of a name too long for a host
+        return "no such host"
+    if isinstance(error, socket.gaierror) or not error.errno:  # its numbers are not the system's
+        return (error.strerror or str(error)).lower()
+    return os.strerror(error.errno).lower()

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from dilocox_peer.cli.observer import Observer
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, why_not_bound
 from dilocox_peer.peer.contributions import Contributions
 from dilocox_peer.peer.status import Status, printable
 
@@ -50,8 +50,9 @@ def metrics_server(observer: Observer, host: str, port: int) -> Iterator[None]:
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "no such host"
-        raise ConfigError(f"--metrics-port {port}: cannot listen on {host} ({reason}): pass another one") from None
+        raise ConfigError(
+            f"--metrics-port {port}: cannot listen on {host} ({why_not_bound(error)}): pass another one"
+        ) from None
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, why_not_bound
 from dilocox_peer.events import Listener
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def check_port(host: str, port: int) -> None:
         with socket.create_server((host, port), family=family):
             return
     except (OSError, UnicodeError) as error:
-        reason = (getattr(error, "strerror", None) or "no such host").lower()
+        reason = why_not_bound(error)
     raise ConfigError(
         f"--web-port: cannot listen on {host} port {port} ({reason}): pass another one, or another --web-host"
     )

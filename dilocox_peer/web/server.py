@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, why_not_bound
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.types import RunId
 from dilocox_peer.web.document import PageDocument, RunPage
@@ -135,9 +135,8 @@ class PageServer:
             self.__exit__()
             raise ConfigError(f"--web-port: the page has not started within {START_S:.0f} s: try again")
         if self._trouble is not None:
-            reason = (self._trouble.strerror or str(self._trouble)).lower()
             raise ConfigError(
-                f"--web-port: cannot listen on {self._host} port {self._wanted_port} ({reason}): pass another one"
+                f"--web-port: cannot listen on {self._host} port {self._wanted_port} ({why_not_bound(self._trouble)}): pass another one"
             )
         return self
 
