@@ -164,8 +164,9 @@ class Jury:
         )
 
     def leaves_out_many(self, entries: Sequence[Entry], now: float) -> bool:
-        """Whether it is of few, or leaves out contributions here of more than a third of the members."""
-        return self.is_of_few(entries, now) or 3 * len(self._omitted(entries, now)) > len(self._seat.place.roster)
+        """Whether it is of few, or leaves out contributions here of more than a third of the members. Of two no other could lead in its place."""
+        many = 3 * len(self._omitted(entries, now)) > len(self._seat.place.roster) > 2
+        return many or self.is_of_few(entries, now)
 
     def _omitted(self, entries: Sequence[Entry], now: float) -> list[float]:
         """Since when the contributions are here that these leave out."""
