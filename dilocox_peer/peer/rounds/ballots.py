@@ -203,7 +203,7 @@ class Ballots:
             return [self._seat.nack(sender, ballot, ())], None
         actions: list[Action] = []
         if ballot > seat.votes.promised:
-            is_in_vain = self.pending is not None and self.jury.leaves_out_many(self.pending.value.entries, now)
+            is_in_vain = self.pending is not None and self.jury.is_of_few(self.pending.value.entries, now)
             if not is_in_vain and self._turns.is_early(sender, ballot, now, since_end_s=self._arrivals.since_end(now)):
                 return [], None  # it asks again
             if not self.jury.heeds(sender, ballot, now, late_at=self._turns.due):
@@ -271,7 +271,8 @@ class Ballots:
             times.append(self._turns.due)
         if self.pending is not None:
             times.append(self.pending.since + self._seat.pace.ballot_s / 2)
-            times += [due for due in [self._arrivals.few_due(now)] if due > now]
+            if (few_due := self._arrivals.few_due(now)) > now:
+                times.append(few_due)
         if self._lead is not None:
             times += [self._lead.resend_at, self._lead.outbid_at]
         return min(times)

@@ -109,10 +109,7 @@ class Conduct:
     def waited_for(self, roster: Collection[PeerId]) -> set[PeerId]:
         """Those of the roster whose contributions are worth waiting for. Should most of the others seem to fail, it is our
         own link that does: then all are."""
-        doubted = {peer for peer in roster if peer != self._me and self.is_doubted(peer)}
-        if 2 * len(doubted) > len(roster) - (self._me in roster):
-            doubted = {peer for peer in doubted if peer in self._proven}
-        return set(roster) - doubted
+        return self._unless_most(roster, {peer for peer in roster if self.is_doubted(peer)})
 
     def is_doubted(self, peer: PeerId) -> bool:
         """Whether its contributions are late or missing as a rule."""
@@ -140,10 +137,14 @@ class Conduct:
     def trusted(self, voters: Collection[PeerId]) -> set[PeerId]:
         """Those voters whose turns to lead are waited for, and whose ballots are heeded. Should we doubt most of the others, it may be us: then all are,
         as voters that doubt each other take the floor from one another for good."""
-        doubted = {peer for peer in voters if peer != self._me and not self.leads(peer)}
-        if 2 * len(doubted) > len(voters) - (self._me in voters):
+        return self._unless_most(voters, {peer for peer in voters if not self.leads(peer)})
+
+    def _unless_most(self, peers: Collection[PeerId], doubted: set[PeerId]) -> set[PeerId]:
+        """These without the doubted; with them, but for the proven ones, where they are most of the others."""
+        doubted = doubted - {self._me}
+        if 2 * len(doubted) > len(peers) - (self._me in peers):
             doubted = {peer for peer in doubted if peer in self._proven}
-        return set(voters) - doubted
+        return set(peers) - doubted
 
     def averages(self, peer: PeerId) -> bool:
         """Whether slices are left to it."""

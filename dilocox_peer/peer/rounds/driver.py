@@ -459,5 +459,5 @@ class RoundDriver:
     def _note_failure(self, where: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.strerror:
-            reason = f"{error.strerror.lower()}; trying again"
+            reason = error.strerror.lower()
         self._listener(Failed(where, reason))

@@ -100,7 +100,7 @@ class Jury:
             return True
         if self._members.why_unknown(self._seat.place.roster, value.roster):
             return True
-        if self.leaves_out_many(value.entries, now) and now < self._arrivals.few_due(now):
+        if self.is_of_few(value.entries, now) and now < self._arrivals.few_due(now):
             return True
         is_overdone = any(self.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
         return is_overdone or self._seat.why_not_planned(value) is not None
@@ -128,30 +128,34 @@ class Jury:
         return f"claims {entry.micro_batches} micro-batches where at most {int(most)} can have been done"
 
     def puts_off(self, pending: Pending, now: float, *, late_at: float) -> bool:
-        """Whether it is not time yet for a proposal that leaves out what may come, or leaves out many by the leader's choice: later it is accepted all the
-        same, as the leader may not have got them, but a round of few not until others have had their time to lead: whoever is faster than the
-        others would have rounds to itself, with nobody's norm beside its own. A leader that is put off for having done so is given less time."""
-        value, roster = pending.value, self._seat.place.roster
-        if self.is_excused(value, pending.promises):
+        """Whether the proposal leaves out, by the leader's choice, what we hold and it is not late yet: later it is accepted all the same, as the leader
+        may not have got it. One that is put off for having done so is given less time. A round of few is put off until others have had their time to
+        lead: whoever is faster than the others would have rounds to itself, with nobody's norm beside its own."""
+        entries, roster = pending.value.entries, self._seat.place.roster
+        if self.is_excused(pending.value, pending.promises):
             return False
         if (ended_at := self._arrivals.ended_at) is None:
             return True  # nobody's round is over
-        are_many_out = self.leaves_out_many(value.entries, now)
+        are_few = self.is_of_few(entries, now)
         is_time = now >= (self._arrivals.offers_due if self._conduct.leads(pending.leader) else late_at)
-        if is_time and not (are_many_out and now < self._arrivals.few_due(now)):
+        if is_time and not (are_few and now < self._arrivals.few_due(now)):
             return False
-        then = self._arrivals.named_since(value.entries, pending.since)
-        omitted = self._omitted(value.entries, now)
+        named = self._named_in(entries)
+        omitted = [since for peer, since in self._arrivals.here(now).items() if peer not in named]
+        then = self._arrivals.named_since(entries, pending.since)
         if is_forced(pending.promises):
-            pass  # by the vote of one that meant ill, as like as not
+            reason = None  # by the vote of one that meant ill, as like as not
         elif 3 * sum(since <= then for since in omitted) > len(roster):
             reason = f"led and left out {len(omitted)} contributions that are here"
+        elif are_few and then < ended_at - self._seat.pace.ballot_s:
+            reason = "led long before the others had ended their round"
+        else:
+            reason = None
+            if are_few:
+                self.accepted_of.add(pending.leader)  # it may have done what it could
+        if reason is not None:
             self._conduct.strike(pending.leader, "led", reason)
-        elif are_many_out and then < ended_at - self._seat.pace.ballot_s:
-            self._conduct.strike(pending.leader, "led", "led long before the others had ended their round")
-        elif are_many_out:
-            self.accepted_of.add(pending.leader)  # it may have done what it could
-        return are_many_out or 3 * len(self._expected(now) - self._named_in(value.entries)) > len(roster)
+        return are_few or 3 * len(omitted) > len(roster)
 
     def is_excused(self, value: Value, promises: Justification) -> bool:
         """Whether its leader had no choice: we had accepted it, or a quorum shows that it had. What fewer show they may have made up among them,
@@ -163,28 +167,14 @@ class Jury:
             {each.peer for each in promises if each.accepted is not None and each.accepted[1] == digest}
         )
 
-    def leaves_out_many(self, entries: Sequence[Entry], now: float) -> bool:
-        """Whether it is of few, or leaves out contributions here of more than a third of the members. Of two no other could lead in its place."""
-        many = 3 * len(self._omitted(entries, now)) > len(self._seat.place.roster) > 2
-        return many or self.is_of_few(entries, now)
-
-    def _omitted(self, entries: Sequence[Entry], now: float) -> list[float]:
-        """Since when the contributions are here that these leave out."""
-        named = self._named_in(entries)
-        return [since for peer, since in self._arrivals.here(now).items() if peer not in named]
-
     def _named_in(self, entries: Sequence[Entry]) -> set[PeerId]:
         """Whose contributions these are: of several that offer one, one is named."""
         return {entry.peer for entry in entries} | self._arrivals.offering(entry.blob for entry in entries)
 
     def is_of_few(self, entries: Sequence[Entry], now: float) -> bool:
         """Whether these are contributions of fewer than half of the members of whom one is to be expected."""
-        named = self._named_in(entries)
-        return 2 * len(named) < len(named | self._expected(now))
-
-    def _expected(self, now: float) -> set[PeerId]:
-        waited = self._conduct.waited_for(self._seat.place.roster)
-        return {peer for peer in waited if self._members.may_offer(peer, now)}
+        named, waited = self._named_in(entries), self._conduct.waited_for(self._seat.place.roster)
+        return 2 * len(named) < len(named | {peer for peer in waited if self._members.may_offer(peer, now)})
 
     def is_in_reach(self, sender: PeerId, ballot: int, promised: int) -> bool:
         """Whether the ballot that sender leads is not too far above those known here. Without a bound, one message could use the numbers up: nobody

@@ -111,7 +111,7 @@ class Sitting:
         notes = self.ballots.settle(certificate, now)
         if self.slicing is not None:
             self.slicing.settle(certificate, now)
-        is_usual = not self.ballots.jury.leaves_out_many(certificate.value.entries, now)  # else it was put off
+        is_usual = not self.ballots.jury.is_of_few(certificate.value.entries, now)  # else it was put off
         if self.ballots.proposed_at is not None and is_usual:
             pace.observe_ballot(now - self.ballots.proposed_at)
         return notes
