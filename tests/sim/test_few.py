@@ -58,3 +58,20 @@ def test_who_is_faster_than_the_others_has_no_round_to_itself(
     theirs = [value.round for value in rounds if {entry.peer for entry in value.entries} <= ours]
     assert len(theirs) <= bool(slices), "in slices a vote of theirs may bind a leader that hears of no others in time"
     assert len(world.doubted_but_by(ours) - ours) <= 1
+
+
+@pytest.mark.parametrize(("num_peers", "spoiled", "slow"), [(3, ("p01",), ("p02",)), (5, ("p01", "p03"), ("p02",))])
+def test_a_round_is_not_put_off_for_contributions_that_were_refused(
+    num_peers: int, spoiled: tuple[str, ...], slow: tuple[str, ...]
+) -> None:
+    """Those that nobody can average were expected all the same: the first round with one slow peer beside them took 5 ballots of three members, and 6 of five (seed
+    6409)."""
+    world = Withholding(num_peers, 0)
+    for peer in spoiled:
+        world.nodes[PeerId(peer)].malformed = True
+    for peer in slow:
+        world.nodes[PeerId(peer)].slowness = 6.0
+    world.rounds_in(60.0)
+    rounds = [certificate for certificate in world.chain() if certificate.value.kind == "round"]
+    of_the_others = num_peers - len(spoiled) - len(slow)
+    assert next(each.ballot for each in rounds if len(each.value.entries) == of_the_others) == 0

@@ -173,8 +173,13 @@ class Arrivals:
             return now >= self._enough_at
         waited = self._conduct.waited_for(self._seat.place.roster)
         here = {peer for peer, entry in entries.items() if peer in waited and self._is_here(entry.blob, now)}
-        expected = here | {peer for peer in waited if self._members.may_offer(peer, now)}
-        return 2 * len(here) >= len(expected) or now >= self._enough_at
+        return 2 * len(here) >= len(here | self.expected(now)) or now >= self._enough_at
+
+    def expected(self, now: float) -> set[PeerId]:
+        """The members of whom a contribution is to be expected: not those whose offer was refused here, which nobody can average."""
+        waited = self._conduct.waited_for(self._seat.place.roster)
+        refused = {peer for peer, entry in self.offers.items() if self._holdings.is_refused(entry.blob)}
+        return {peer for peer in waited - refused if self._members.may_offer(peer, now)}
 
     @property
     def _enough_at(self) -> float:

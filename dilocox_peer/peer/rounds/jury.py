@@ -173,8 +173,8 @@ class Jury:
 
     def is_of_few(self, entries: Sequence[Entry], now: float) -> bool:
         """Whether these are contributions of fewer than half of the members of whom one is to be expected."""
-        named, waited = self._named_in(entries), self._conduct.waited_for(self._seat.place.roster)
-        return 2 * len(named) < len(named | {peer for peer in waited if self._members.may_offer(peer, now)})
+        named = self._named_in(entries)
+        return 2 * len(named) < len(named | self._arrivals.expected(now))
 
     def is_in_reach(self, sender: PeerId, ballot: int, promised: int) -> bool:
         """Whether the ballot that sender leads is not too far above those known here. Without a bound, one message could use the numbers up: nobody
