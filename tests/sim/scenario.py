@@ -255,14 +255,15 @@ def _heal(world: World, stop_at: float, go_on_s: float) -> Outcome:
         if _waits_for_who_is_gone(world):
             return _outcome(world, share_s, 0.0)
         raise Violation(f"I7: not in one roster {_join_s(world):.1f} s after the faults: {shown_heads(world)}")
-    healed_at, view = world.now, _view(world)
+    healed_at, view, forks = world.now, _view(world), world.checks.forks
     world.checks.quiet()
     least, rounds = int(world.at_least * go_on_s / _longest_round_s(world)), _rounds_in(world, go_on_s)
     if rounds < least and _view(world) > view:
         rounds = _rounds_in(world, go_on_s)  # what the faults had spoilt was given up only meanwhile
     if rounds < least:
         raise Violation(f"I8: {rounds} rounds in {go_on_s} s of quiet: {shown_heads(world)}")
-    if not world.run(world.now + _longest_round_s(world), stop=world.shares_one_head):
+    back_s = _copy_s(world) if world.checks.forks > forks else 0.0  # hostile ones fork in quiet, too: who went along fetches a state
+    if not world.run(world.now + _longest_round_s(world) + back_s, stop=world.shares_one_head):
         raise Violation(f"I7: no common head in quiet: {shown_heads(world)}")
     return _outcome(world, share_s, healed_at - stop_at)
 
@@ -274,9 +275,13 @@ def share_bound_s(world: World) -> float:
     who are more than have gone on along a view change of a minority write their own first (decision 29). A ballot more, as a round of few waits for
     others to lead (decision 28): seed 160 in slices takes 31.5 s."""
     earning_s = world.seats.contributions * ROUND_S
-    copy_s = MAX_FETCH * (world.network.state_s + world.network.blob_s) + MAX_APPLY_S
     few_s = world.timing.ballot_start_s
-    return 1.5 * world.timing.degrade_s + 2 * ROUND_S + earning_s + copy_s + few_s + world.hindered_s
+    return 1.5 * world.timing.degrade_s + 2 * ROUND_S + earning_s + _copy_s(world) + few_s + world.hindered_s
+
+
+def _copy_s(world: World) -> float:
+    """A whole state, and the contributions of a round certified meanwhile."""
+    return MAX_FETCH * (world.network.state_s + world.network.blob_s) + MAX_APPLY_S
 
 
 def _join_s(world: World) -> float:
