@@ -41,6 +41,7 @@ class Arrivals:
         self._conduct = seat.owner.conduct
         self._began_at = now
         self.own: Entry | None = None
+        self.excluded: set[Digest] = set()  # what we led with and others refused
         self.offers: dict[PeerId, Entry] = {}
         self._signed: dict[Entry, bytes] = {}  # by their authors, as we saw
         self._incarnations: dict[PeerId, int] = {}
@@ -176,9 +177,9 @@ class Arrivals:
         return 2 * len(here) >= len(here | self.expected(now)) or now >= self._enough_at
 
     def expected(self, now: float) -> set[PeerId]:
-        """The members of whom a contribution is to be expected: not those whose offer was refused here, which nobody can average."""
-        waited = self._conduct.waited_for(self._seat.place.roster)
-        refused = {peer for peer, entry in self.offers.items() if self._holdings.is_refused(entry.blob)}
+        """The members of whom a contribution is to be expected: not those whose offer nobody can average, as was found here or by others."""
+        waited, bad = self._conduct.waited_for(self._seat.place.roster), self.excluded
+        refused = {peer for peer, each in self.offers.items() if each.blob in bad or self._holdings.is_refused(each.blob)}
         return {peer for peer in waited - refused if self._members.may_offer(peer, now)}
 
     @property

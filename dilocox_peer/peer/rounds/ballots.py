@@ -76,7 +76,7 @@ class Ballots:
         self._lead: Lead | None = None
         self._first: Lead | None = None  # of ballot 0, while its value is drafted
         self.pending: Pending | None = None
-        self._excluded: set[Digest] = set()
+        self._excluded = arrivals.excluded
         self.proposed_at: float | None = None
         accepted = seat.votes.accepted
         self._interrupted: Accepted | None = None
