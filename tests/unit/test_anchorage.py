@@ -2,12 +2,12 @@
 
 import random
 
-from dilocox_peer.peer.rounds.anchorage import Anchorage
+from dilocox_peer.peer.rounds.anchorage import MAX_HOLLOW, Anchorage
 from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import Timing
-from dilocox_peer.types import sha256
+from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.rounds import Heartbeat
 from tests.unit.test_forks import GENESIS, A, B, Branch, C, suffix
 
@@ -32,3 +32,24 @@ def test_a_state_that_came_too_late_is_not_installed() -> None:
     assert not anchorage.is_wanted(asked.head, suffix(ours, over))
     forks.held_back(suffix(ours, over))
     assert not anchorage.is_wanted(asked.head, None)
+
+
+def test_of_those_who_gave_no_state_a_bounded_number_is_remembered_the_newest() -> None:
+    ours = Branch().start(A, B, C)
+    ahead = ours.fork().round(A, B, C, order=2)
+    chain = Chain(GENESIS, ours.certificates)
+    anchorage = Anchorage(
+        (A, 1), chain, Forks(chain, max_back=None), members := Members(A, Timing()), Timing(), random.Random(0), (), 0.0
+    )
+    path = suffix(ours, ahead)
+    now, told = 1.0, list[PeerId]()
+    for batch in range(3):
+        for number in range(MAX_HOLLOW // 2):
+            peer = PeerId(f"peer{batch}-{number:03}")
+            members.heard(peer, now)
+            members.said(peer, Heartbeat(0, ahead.place.head, 1, 1, 1, 1, 0, 2, 0, True, sha256(b"state")))
+        [asked] = anchorage.fetch(path, now)
+        anchorage.missed(asked.head, now)
+        told += asked.donors
+        now = anchorage.retry_at + Timing().alive_s + 1.0
+    assert list(anchorage.hollow) == told[-MAX_HOLLOW:]
