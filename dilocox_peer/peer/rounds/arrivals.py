@@ -179,7 +179,9 @@ class Arrivals:
     def expected(self, now: float) -> set[PeerId]:
         """The members of whom a contribution is to be expected: not those whose offer nobody can average, as was found here or by others."""
         waited, bad = self._conduct.waited_for(self._seat.place.roster), self.excluded
-        refused = {peer for peer, each in self.offers.items() if each.blob in bad or self._holdings.is_refused(each.blob)}
+        refused = {
+            peer for peer, each in self.offers.items() if each.blob in bad or self._holdings.is_refused(each.blob)
+        }
         return {peer for peer in waited - refused if self._members.may_offer(peer, now)}
 
     @property

@@ -331,9 +331,8 @@ class Ballots:
             is_free = seat.votes.promised == 0 and seat.votes.accepted is None and now < first.outbid_at
             above = max(first.outbid, seat.votes.promised)  # promises, ours from before a restart or others', forbid it
             return self._propose_own(first, now) if is_free else self._lead_above(above, now)
-        awaits_blobs = self._awaits_blobs(now)
-        if awaits_blobs:  # its leader waits, too, where one line is slow for both, and has its time once they are here
-            self._turns.goes_on(now, 0.0)
+        if awaits_blobs := self._awaits_blobs(now):
+            self._turns.goes_on(now, 0.0)  # the leader waits, too, where a line is slow for both; its time is then
         if now < self._turns.due:
             # A leader proposes when the offers are in, or late. Waiting for late alone would in a first round, where nothing is
             # learned yet, let a view change come before the next leader.
@@ -425,7 +424,8 @@ class Ballots:
             if self._may_accept(forced):
                 actions += self._propose(lead, forced, now)
             return actions
-        if not self._drafts.entries(self._excluded, now) and self._arrivals.are_under_way(now) and now < late:
+        entries = self._drafts.entries(self._excluded, now)
+        if now < late and (self.jury.are_too_few(entries, now) or (not entries and self._arrivals.are_under_way(now))):
             return []
         return self._propose_own(lead, now)
 

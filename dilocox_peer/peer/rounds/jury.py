@@ -100,7 +100,7 @@ class Jury:
             return True
         if self._members.why_unknown(self._seat.place.roster, value.roster):
             return True
-        if self.is_of_few(value.entries, now) and now < self._arrivals.few_due(now):
+        if self.are_too_few(value.entries, now):
             return True
         is_overdone = any(self.why_not_worked(entry, now, REFUSED_SPREAD) for entry in value.entries)
         return is_overdone or self._seat.why_not_planned(value) is not None
@@ -138,7 +138,7 @@ class Jury:
             return True  # nobody's round is over
         are_few = self.is_of_few(entries, now)
         is_time = now >= (self._arrivals.offers_due if self._conduct.leads(pending.leader) else late_at)
-        if is_time and not (are_few and now < self._arrivals.few_due(now)):
+        if is_time and not self.are_too_few(entries, now):
             return False
         named = self._named_in(entries)
         omitted = [since for peer, since in self._arrivals.here(now).items() if peer not in named]
@@ -175,6 +175,10 @@ class Jury:
         """Whether these are contributions of fewer than half of the members of whom one is to be expected."""
         named = self._named_in(entries)
         return 2 * len(named) < len(named | self._arrivals.expected(now))
+
+    def are_too_few(self, entries: Sequence[Entry], now: float) -> bool:
+        """Whether it is too early for a round of few."""
+        return self.is_of_few(entries, now) and now < self._arrivals.few_due(now)
 
     def is_in_reach(self, sender: PeerId, ballot: int, promised: int) -> bool:
         """Whether the ballot that sender leads is not too far above those known here. Without a bound, one message could use the numbers up: nobody
