@@ -186,7 +186,8 @@ class Fetch:
                 actions.append(CheckChunk(index, chunk.check))
         if asked.at == asked.stop:
             asked.at = asked.stop = 0
-            actions += self._go_on(now)
+            outline, then = self.outline, self._go_on(now)
+            actions = actions + then if self.outline is outline else then  # what came is of no chunk of another
         return actions
 
     def checked(self, check: CheckChunk, digest: Digest, now: float) -> list[FetchAction]:

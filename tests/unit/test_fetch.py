@@ -1,7 +1,7 @@
 """Moments of a fetch that the simulator seldom comes by: answers that are late, and liars that are first."""
 
 from dilocox_peer.store.actions import Accused, AskRange, CheckChunk, CheckWhole, Finished
-from dilocox_peer.store.fetch import Fetch
+from dilocox_peer.store.fetch import STUCK_S, Fetch
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline
 from dilocox_peer.types import PeerId, sha256
 
@@ -56,6 +56,20 @@ def test_a_false_outline_that_trickles_is_left_for_another_that_is_claimed() -> 
         asked |= {each.donor for each in actions if isinstance(each, AskRange)}
     assert HONEST in asked
     assert fetch.outline == TRUE
+
+
+def test_a_chunk_that_ends_as_another_outline_is_gone_by_is_checked_by_neither() -> None:
+    """Its last byte came between two looks, once the time of its outline was over: the check was of bytes that were dropped, and ended the fetch."""
+    fetch = Fetch(NAME, [LIAR, HONEST])
+    fetch.begin(0.0)
+    fetch.outlined(LIAR, FALSE, 0.1)
+    fetch.outlined(HONEST, TRUE, 0.4)
+    fetch.received(LIAR, CHUNK_BYTES - 1, 1.0)
+    while fetch.deadline() < STUCK_S:
+        fetch.tick(fetch.deadline())
+    actions = fetch.received(LIAR, 1, STUCK_S + 0.1)
+    assert fetch.outline == TRUE
+    assert actions == [AskRange(HONEST, 0, 2 * CHUNK_BYTES)]
 
 
 def test_what_is_due_next_is_ahead_also_while_many_say_nothing() -> None:
