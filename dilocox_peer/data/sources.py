@@ -122,7 +122,7 @@ def documents_of(paths: Sequence[Path], reading: Reading = Reading()) -> Iterato
             reason = (
                 str(error) if isinstance(error, ConfigError) else f"{path}: {(error.strerror or str(error)).lower()}"
             )
-            reading.refused(f"{reason}; left out")
+            reading.refused(f"{' '.join(reason.split())}; left out")  # pyarrow's end with a line break
 
 
 def files_of(paths: Sequence[Path]) -> Iterator[Path]:
@@ -351,6 +351,8 @@ def _tables(path: Path, column: str, columns: "_Columns", *, is_text: bool) -> I
     except pyarrow.ArrowException as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path}: damaged or no such table ({reason}); fetch it again") from None
+    except UnicodeDecodeError:  # whoever wrote it said that these bytes are text, and nothing has checked that
+        raise ConfigError(f"{path}: column {column!r} has text that is no UTF-8; convert it, or take it out") from None
     if is_empty:
         raise ConfigError(f"{path}: column {column!r} is empty; --column names another")
 

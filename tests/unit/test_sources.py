@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import struct
 
 import pyarrow
 import pyarrow.ipc
@@ -110,6 +111,33 @@ def test_a_table_without_text_is_refused(tmp_path, columns, reason):
     with pytest.raises(ConfigError, match=r"a\.parquet: ") as raised:
         read(tmp_path / "a.parquet")
     assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_table_whose_text_is_no_utf8_is_refused(tmp_path, name):
+    """Nothing checks that when such a column is written; reading it was a traceback, and no other file was read."""
+    parts = [None, pyarrow.py_buffer(struct.pack("<3i", 0, 2, 4)), pyarrow.py_buffer(b"ab\xff\xfe")]
+    table = pyarrow.table({"text": pyarrow.Array.from_buffers(pyarrow.string(), 2, parts)})
+    if name.endswith("parquet"):
+        pyarrow.parquet.write_table(table, tmp_path / name)
+    else:
+        with pyarrow.ipc.new_stream(tmp_path / name, table.schema) as stream:
+            stream.write_table(table)
+    (tmp_path / "b.txt").write_text("sound")
+    told: list[str] = []
+    assert read(tmp_path, refused=told.append)[-1] == "sound"
+    assert told == [f"{tmp_path / name}: column 'text' has text that is no UTF-8; convert it, or take it out; left out"]
+
+
+def test_a_table_with_a_damaged_page_is_one_line(tmp_path):
+    write_all(tmp_path)
+    raw = bytearray((tmp_path / "a.parquet").read_bytes())
+    raw[50:200] = bytes(150)
+    (tmp_path / "a.parquet").write_bytes(raw)
+    told: list[str] = []
+    read(tmp_path, refused=told.append)
+    assert len(told) == 1
+    assert "\n" not in told[0]
 
 
 def test_a_truncated_table_ends_nothing_where_others_are_sound(tmp_path):
