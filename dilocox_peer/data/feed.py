@@ -186,15 +186,14 @@ class Feed:
         """The oldest piece of what was handed whose shards are here, else of the commons."""
         handed = self._handed
         missing: dict[str, Shard] = {}
-        newest = [each for each in handed.stretches if each.epoch >= handed.epoch - 1]
-        for stretch in newest:
+        for stretch in handed.stretches:  # of whatever epoch: where a round goes over all data the run's is ahead of it
             if (chunk := self._here(stretch, missing)) is not None:
-                self.wanted = self._to_come(chunk, newest, missing)
+                self.wanted = self._to_come(chunk, handed.stretches, missing)
                 self._in_vain_from = time.monotonic() + IN_VAIN_S
                 return chunk
         self.wanted = self._to_come(None, (), missing)
-        is_on_its_way = any(self._taken.rest_of(stretch, 1) is not None for stretch in newest)
-        if not self._takes_from_commons(is_on_its_way=is_on_its_way, was_handed=bool(newest)):
+        is_on_its_way = any(self._taken.rest_of(stretch, 1) is not None for stretch in handed.stretches)
+        if not self._takes_from_commons(is_on_its_way=is_on_its_way, was_handed=bool(handed.stretches)):
             return None  # it comes, or a certificate names us yet
         first: int | None = None
         for number in range(self._lanes, self._lanes + MAX_LANES):

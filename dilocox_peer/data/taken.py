@@ -6,7 +6,8 @@ from pathlib import Path
 from dilocox_peer.data.allotment import Stretch, joined
 from dilocox_peer.files import replace_file
 
-_EPOCHS = 3  # kept; those before are over
+_EPOCHS = 64
+"""Kept; those before are over. Of few data what a peer has in hand is of many, and it takes the oldest first."""
 
 
 class Taken:

@@ -300,6 +300,13 @@ def test_what_is_written_down_is_taken_once(tmp_path_factory, stretches, most):
     assert sorted(seen) == sorted(wanted)
 
 
+def test_what_is_in_hand_of_an_earlier_epoch_is_not_over(tmp_path):
+    taken = Taken(tmp_path / "taken.json")
+    taken.take(Stretch(0, 0, 2))
+    taken.take(Stretch(9, 0, 1))  # of the commons, say
+    assert Taken(tmp_path / "taken.json").rest_of(Stretch(0, 0, 3), 9) == Stretch(0, 2, 1)
+
+
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"a": 1}', b"\xff"])
 def test_a_damaged_record_is_an_empty_one(tmp_path, damage):
     (tmp_path / "taken.json").write_bytes(damage)

@@ -11,7 +11,8 @@ import pytest
 
 from dilocox_peer.data import feed as feed_module
 from dilocox_peer.data import taken as taken_module
-from dilocox_peer.data.allotment import Stretch
+from dilocox_peer.data.allotment import Handout, Stretch
+from dilocox_peer.data.catalogue import UNIT_TOKENS
 from dilocox_peer.data.feed import Feed, Handed
 from dilocox_peer.data.row import UnitRow, sequences_of
 from dilocox_peer.data.shards import ShardFolders
@@ -108,6 +109,26 @@ def test_started_again_it_takes_nothing_that_it_took_before(made, tmp_path):
         assert fed.taken()
         seen += fed.taken()
     assert len(seen) == len(set(seen))
+
+
+def test_where_a_round_is_as_long_as_an_epoch_it_takes_what_it_was_handed(made, tmp_path):
+    """Two peers of which each works through half of the data a round: what the first was handed is of epochs before those of the second, and was
+    taken to be over."""
+    fed = Fed(made, tmp_path)
+    handout = Handout(fed.row.row)
+    peers = [PeerId("p"), PeerId("q")]
+    handed = handout.take(peers, tokens_a_round=fed.row.row.to_hand_out // 2 * UNIT_TOKENS, reported={})[peers[0]]
+    assert max(each.epoch for each in handed) < handout.epoch - 1
+    fed.feed.hand(Handed(handout.epoch, handed))
+    fed.feed.start()
+    try:
+        for _ in range(3000):
+            fed.draw()
+    finally:
+        fed.feed.stop()
+    taken = [each for each in fed.told if isinstance(each, DataTaken)]
+    assert {each.epoch for each in taken} <= {each.epoch for each in handed}
+    assert max(fed.taken()) < fed.row.row.to_hand_out
 
 
 def full(*_arguments, **_options):
