@@ -108,6 +108,7 @@ class JsonTokenizer:
     def __init__(self, content: bytes, *, bos: str = "", eos: str = "", source: str = FILE_NAME) -> None:
         """content: of the file. bos, eos: tokens of it; empty: none. Raises ConfigError, with `source` for its name."""
         self.name = hashlib.sha256(content).hexdigest()
+        self._source = source
         try:
             import tokenizers
         except ImportError:
@@ -116,9 +117,8 @@ class JsonTokenizer:
             ) from None
         try:
             inner = self._inner = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:  # the library raises Exception itself
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError(f"{source} is no tokenizer.json ({reason}): name one of a published model") from None
+        except BaseException as error:
+            raise _told(error, f"{source} is no tokenizer.json") from None
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True  # a text that spells "<|im_end|>" spells it, and ends nothing
@@ -149,10 +149,14 @@ class JsonTokenizer:
         return vocabulary[token] if token else None
 
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:
+        """Raises ConfigError for a text that this tokenizer has no tokens for."""
         texts = [document.decode(errors="replace") for document in documents]
-        if self._words is not None:
-            return [np.frombuffer(self._words.ids(text), self.dtype) for text in texts]
-        encodings = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            if self._words is not None:
+                return [np.frombuffer(self._words.ids(text), self.dtype) for text in texts]
+            encodings = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+        except BaseException as error:  # one without a token for what it does not know, at the first of that
+            raise _told(error, f"{self._source} cannot cut this text") from None
         return [np.array(encoding.ids, self.dtype) for encoding in encodings]
 
     def encode_marked(self, documents: Sequence[tuple[bytes, Spans]]) -> list[tuple[Ids, Counts]]:
@@ -160,6 +164,8 @@ class JsonTokenizer:
         self._inner.encode_special_tokens = False
         try:
             found = self._inner.encode_batch([text.decode() for text, _ in documents], add_special_tokens=False)
+        except BaseException as error:
+            raise _told(error, f"{self._source} cannot cut this text") from None
         finally:
             self._inner.encode_special_tokens = True
         marked = []
@@ -208,6 +214,13 @@ class JsonTokenizer:
             else:
                 sizes[number] = len(token.replace("\u2581", " ").encode(errors="replace"))
         return sizes
+
+
+def _told(error: BaseException, what: str) -> BaseException:
+    """What to raise for what the library raises: Exception itself, and where it breaks down at what a file says, what is none."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        return error
+    return ConfigError(f"{what} ({' '.join(str(error).split())[:200]}): name one of a published model")
 
 
 BYTE_TOKENIZER = ByteTokenizer()

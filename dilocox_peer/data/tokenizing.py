@@ -412,6 +412,8 @@ class _Encoders:
             ) from None
         finally:
             self._idle.put(encoder)
+        if len(answer) != 2 * len(batch):
+            raise ConfigError(answer[0].decode())
         return [
             (np.frombuffer(ids, "<u4"), None if document.answers is None else np.frombuffer(counts, np.bool_))
             for document, ids, counts in zip(batch, answer[::2], answer[1::2], strict=True)
@@ -440,9 +442,12 @@ def _encode_for(connection: Connection, content: bytes) -> None:
             return
         spans = [tuple((int(a), int(b)) for a, b in np.frombuffer(each, "<i4").reshape(-1, 2)) for each in asked[1::2]]
         parts: list[bytes] = []
-        for ids, counts in _encode(
-            tokenizer, [(text, each or None) for text, each in zip(asked[::2], spans, strict=True)]
-        ):
+        try:
+            found = _encode(tokenizer, [(text, each or None) for text, each in zip(asked[::2], spans, strict=True)])
+        except ConfigError as error:
+            connection.send_bytes(_framed([str(error).encode()]))
+            continue
+        for ids, counts in found:
             parts += [ids.astype("<u4").tobytes(), b"" if counts is None else counts.tobytes()]
         connection.send_bytes(_framed(parts))
 

@@ -189,6 +189,26 @@ def test_init_overwrites_no_other_tokenizer(tmp_path):
     assert not flags.path.exists()
 
 
+def test_a_file_at_which_the_library_breaks_down_is_refused_in_one_line():
+    """What it raises then is no Exception, and was a traceback of two languages."""
+    file = {**json.loads(bpe_file()), "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+    with pytest.raises(
+        ConfigError, match=r"tokenizer\.json is no tokenizer\.json \(.*\): name one of a published model"
+    ):
+        JsonTokenizer(json.dumps(file).encode())
+
+
+def test_a_text_that_a_tokenizer_has_no_tokens_for_is_one_line():
+    model = {"type": "WordLevel", "vocab": {"known": 0}, "unk_token": "[UNK]"}
+    file = {**json.loads(bpe_file()), "model": model, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []}
+    tokenizer = JsonTokenizer(json.dumps(file).encode())
+    assert tokenizer.encode([b"known"])[0].tolist() == [0]
+    with pytest.raises(ConfigError, match="cannot cut this text"):
+        tokenizer.encode([b"known other"])
+    with pytest.raises(ConfigError, match="cannot cut this text"):
+        tokenizer.encode_marked([(b"other", ((0, 5),))])
+
+
 def test_a_deeply_nested_file_is_refused_in_one_line(tmp_path):
     content = b'{"added_tokens":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
     assert bounds_beside(tmp_path / "tokenizer.json", content) == ("", "")

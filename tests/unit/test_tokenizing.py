@@ -180,6 +180,15 @@ def test_a_process_that_is_killed_or_hangs_ends_the_work_in_one_line(tmp_path, s
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_text_that_the_tokenizer_has_no_tokens_for_is_told_whichever_process_finds_it(tmp_path, source, processes):
+    model = {"type": "WordLevel", "vocab": {"known": 0}, "unk_token": "[UNK]"}
+    file = {**json.loads(bpe_file()), "model": model, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []}
+    wanted = order(source, tmp_path / "out", tokenizer=json.dumps(file).encode(), eos="", processes=processes)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot cut this text"):
+        make_shards(wanted, refused=pytest.fail)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_killed_at_any_moment_it_goes_on_and_gives_the_same(tmp_path, source):
