@@ -47,6 +47,16 @@ def test_the_oldest_goes(tmp_path: Path):
     assert [each.tip for each in branches.found()] == tips[: -MAX_KEPT - 1 : -1]
 
 
+def test_what_a_killed_process_was_keeping_is_removed_at_the_next_start(tmp_path: Path):
+    """It is as large as a state, and only the very same branch would have taken its place."""
+    half = tmp_path / "left" / ".0123456789abcdef.partial" / "checkpoints"
+    half.mkdir(parents=True)
+    (half / "anchor").write_bytes(bytes(1000))
+    keeper = Keeper(tmp_path, MANIFEST, STAGE, lambda _event: None)
+    keeper.close()
+    assert list((tmp_path / "left").iterdir()) == []
+
+
 def test_half_a_branch_is_none_and_a_damaged_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stage, branches = CertifiedStage().rounds(3), LeftBranches(tmp_path)
 

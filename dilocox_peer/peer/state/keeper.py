@@ -73,6 +73,7 @@ class Keeper:
         self.journal = Journal(folder / f"stage{stage}" / "rounds.log", self._genesis)
         self.chain = self.journal.chain  # at the start; whoever takes it over goes on with it
         self.left = LeftBranches(folder)
+        self.left.sweep()
         self.durable: Durable | None = self.journal.loaded.durable  # what the journal said at the start
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="dilocox-checkpoint")
         self._lock = threading.Lock()

@@ -32,7 +32,7 @@ from dilocox_peer.wire.chain import Certificate, chain_in_parts, decode_chain
 MAX_KEPT = 3
 TIP_CHARS = 16
 _TIP = re.compile(f"[0-9a-f]{{{TIP_CHARS}}}")
-_ABOUT = "previous.json"
+_ABOUT, _PARTIAL = "previous.json", ".partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,11 @@ class LeftBranches:
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder / "left"
 
+    def sweep(self) -> None:
+        """Removes what was being kept when a process was killed, which may be as large as a state."""
+        for partial in self._folder.glob(f".*{_PARTIAL}"):
+            shutil.rmtree(partial, ignore_errors=True)
+
     def keep(
         self,
         run_id: RunId,
@@ -70,8 +75,8 @@ class LeftBranches:
             return None
         stop = next(each.value.height for each in leaves if each.head == state.head)
         tip = state.head.hex()[:TIP_CHARS]
-        partial = self._folder / f".{tip}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
+        self.sweep()
+        partial = self._folder / f".{tip}{_PARTIAL}"
         partial.mkdir(mode=0o700, parents=True)
         write_checkpoint(partial / "checkpoints", run_id, state)
         left_at_s = time.time() if now_s is None else now_s
