@@ -99,8 +99,31 @@ def test_what_comes_while_others_are_let_go_of_stays(kept: Kept) -> None:
     assert kept.archive.missing(STAGE) == []
 
 
+def test_a_keeper_that_starts_again_has_the_contributions_that_lead_on_from_its_state(
+    kept: Kept, tmp_path: Path
+) -> None:
+    """It forgot those, and no others: where the peers had gone meanwhile, the rounds since the state were lost."""
+    certified = CertifiedStage().rounds(4)
+    kept.follow(certified, 2)
+    reached = kept.stage.reached(kept.archive.contributions)
+    assert reached == (certified.certificates[-1].head, 4)
+    unwanted = kept.archive.contributions.put(b"to a round before that state")
+    growth = kept.stage.log.unwritten()
+    assert growth is not None
+    kept.stage.log.write(growth)
+    kept.archive.close()
+    again = Kept(tmp_path)
+    assert again.archive.missing(STAGE) == []
+    assert again.stage.reached(again.archive.contributions) == reached
+    assert unwanted not in again.archive.contributions
+    again.archive.close()
+
+
 def test_what_a_copy_that_broke_off_has_left_is_told_apart_also_after_a_restart(kept: Kept, tmp_path: Path) -> None:
     kept.follow(CertifiedStage().rounds(2), 1)
+    growth = kept.stage.log.unwritten()
+    assert growth is not None
+    kept.stage.log.write(growth)
     whole_bytes = kept.archive.size_bytes()
     sink = kept.stage.arrivals.partial(sha256(b"state"), alone=True)
     sink.begin(Outline(4096, (sha256(b"state"),)))

@@ -129,8 +129,8 @@ class Archive:
         self.contributions = Shelf(folder / "contributions")
         self.stages = tuple(StageArchive(folder, manifest, stage, listener) for stage in range(manifest.stages.count))
         self._folder = folder
-        _, names = self.to_keep()
-        self.let_go([()] * len(self.stages), names)
+        _, unwanted = self.spare()
+        self.let_go([()] * len(self.stages), unwanted)
 
     def to_keep(self) -> tuple[Sequence[set[Digest]], set[Digest]]:
         """(heads of the states of each stage, names of the contributions) to keep."""
