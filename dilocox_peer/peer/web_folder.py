@@ -91,7 +91,7 @@ class WebFolder:
 
     def _read(self, reply: Any, take: Callable[[bytes], object], url: str, max_bytes: int, is_exact: bool) -> None:
         size, started = 0, time.monotonic()
-        while piece := reply.read1(min(_PIECE_BYTES, max_bytes - size + 1)):
+        while piece := _piece(reply, min(_PIECE_BYTES, max_bytes - size + 1), url):
             size += len(piece)
             if self._is_stopped:
                 raise NotOnTheWeb(f"{url}: we are leaving")
@@ -105,6 +105,16 @@ class WebFolder:
                 time.sleep(max(0.0, size / self._bytes_per_s - elapsed_s))
         if is_exact and size != max_bytes:
             raise NotOnTheWeb(f"{url}: {size} bytes instead of {max_bytes}")
+
+
+def _piece(reply: Any, most: int, url: str) -> bytes:
+    """The next bytes. Raises NotOnTheWeb, also for what is an OSError as those of the disk are: broken TLS, a way that is gone."""
+    try:
+        piece: bytes = reply.read1(most)
+    except OSError as error:
+        reason = " ".join(str(error.strerror or error).split())[:200]
+        raise NotOnTheWeb(f"{url}: {reason or type(error).__name__}") from None
+    return piece
 
 
 def _handlers(connected: Callable[[socket.socket], None]) -> list[urllib.request.BaseHandler]:

@@ -1,10 +1,14 @@
 """Shards from a web server: believed by their hash alone, in their size and their time."""
 
 import contextlib
+import errno
 import http.server
+import io
 import os
+import ssl
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -115,6 +119,21 @@ def test_what_is_not_the_file_is_said_in_one_line_and_not_kept(tmp_path, url, pa
     assert "\n" not in str(raised.value)
     assert shelf.held == frozenset()
     assert not [each for each in tmp_path.rglob("*") if each.is_file()]
+
+
+@pytest.mark.parametrize(
+    "error", [ssl.SSLError(1, "decryption failed or bad record mac"), OSError(errno.EHOSTUNREACH, "no route to host")]
+)
+def test_a_line_that_breaks_is_no_fault_of_the_disk(tmp_path, monkeypatch, error):
+    """It was told as one, with the word to free some space, and ended who was joining."""
+
+    class Reply(io.BytesIO):
+        def read1(self, _most=-1):
+            raise error
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", lambda *_, **__: Reply())
+    with pytest.raises(NotOnTheWeb, match=error.strerror):
+        WebFolder("https://example.org/run").fetch("x", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
 
 
 def test_nobody_there_a_stop_and_a_quota(tmp_path, url):
