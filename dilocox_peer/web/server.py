@@ -176,7 +176,8 @@ class PageServer:
         for path in self._assets:
             app.router.add_get(path, self._give_asset)
         app.router.add_get("/api/state", self._give_state)
-        app.router.add_get("/api/events", self._give_events)
+        # A HEAD of it would be a stream that nobody reads, with a body that an answer to HEAD must not have.
+        app.router.add_get("/api/events", self._give_events, allow_head=False)
         app.router.add_get("/metrics", self._give_metrics)
         silent = logging.getLogger(f"{__name__}.silent")  # what strangers send wrongly is no news
         silent.disabled = True

@@ -159,6 +159,13 @@ def test_only_reading_is_possible(served: Served) -> None:
         assert not answer.startswith(b"HTTP/1.1 2"), method
 
 
+def test_an_answer_to_head_has_no_body_and_is_no_stream(served: Served) -> None:
+    for path, status in (("/", 200), ("/api/state", 200), ("/metrics", 200), ("/api/events", 405)):
+        head, _, body = served.send(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).partition(b"\r\n\r\n")
+        assert (int(head.split()[1]), body) == (status, b""), path
+    assert served.page.num_streams == 0
+
+
 @pytest.mark.parametrize(
     "raw",
     [
