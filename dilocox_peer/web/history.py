@@ -83,8 +83,11 @@ class StageHistory:
 
     @property
     def expected_rounds(self) -> int | None:
-        """How many the run will have, if they stay as long as they are; None: it has no end."""
+        """How many the run will have, if they stay as long as they are; None: it has no end. The rounds that are certified count, also
+        beyond the one after which the owner wants it to end: the word for that comes with a certificate, and applies a round later."""
         total, last = self.total_steps, self.last_round
+        if last is not None:
+            last = max(last, len(self.rounds))
         if total is None:
             return last
         number = max(1, len(self.rounds))

@@ -273,6 +273,8 @@ def test_what_the_owner_wants_is_on_the_page_and_in_its_forecast():
     assert (now["owner_wants"], now["owner_says"]) == ("ends after round 50", "thank you all")
     assert now["total_rounds"] == 50
     assert now["eta_s"] == pytest.approx(10 * ROUND_S - 5)
+    late = document_of(directed(stop_after=38))["now"]
+    assert (late["round"], late["total_rounds"]) == (40, 40), "two were on their way when the owner said so"
     longer = document_of(directed(total_steps=300 * 16))["now"]
     assert (longer["total_rounds"], longer["total_steps"]) == (300, 300 * 16)
     assert longer["eta_s"] == pytest.approx(260 * ROUND_S - 5)
