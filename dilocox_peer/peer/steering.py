@@ -38,7 +38,7 @@ async def check_welcome(directory: Directory, me: PeerId) -> None:
 def why_unwelcome(directive: Directive, me: PeerId, version: str = __version__) -> str | None:
     """Why a peer with this program is not to take part, or None."""
     if me in directive.banned:
-        return f"the run's owner has banned this peer ({me})"
+        return f"the run's owner has banned this peer ({me}): ask the owner, whose `dilocox-peer owner unban` takes it back"
     return directive.why_too_old(version)
 
 
