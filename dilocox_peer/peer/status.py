@@ -79,6 +79,7 @@ class Status:
     progress: TrainingProgress | None = None
     pipeline: PipelineProgress | None = None
     paused: str | None = None
+    is_run_paused: bool = False  # by the owner: nobody trains, and when it goes on the owner alone knows
     certified: RoundCertified | None = None  # the last
     num_rounds: int = 0  # merged here; `rounds` keeps the newest
     expected_rounds: int = 0  # of the run, as the last certificate lets expect
@@ -180,7 +181,7 @@ class Status:
 
     def time_left_s(self, now: float) -> float | None:
         """Until the run's last round; None: not known, or nobody trains."""
-        stands = any(each.stops for each in self.troubles)
+        stands = self.is_run_paused or any(each.stops for each in self.troubles)
         return None if stands or self.complete is not None else time_left_s(self.rounds, self.total_rounds, now)
 
     def trouble_words(self, trouble: Trouble, now: float) -> str:
@@ -285,10 +286,10 @@ class Status:
                 self.troubles, self.troubles_at_s = troubles, at_s
             case StageCopied(stage, number):
                 self.copies[stage] = number
-            case Paused(reason, _):
-                self.paused = reason
+            case Paused(reason, is_everybody):
+                self.paused, self.is_run_paused = reason, is_everybody
             case Resumed():
-                self.paused = None
+                self.paused, self.is_run_paused = None, False
                 self.last_work_s = at_s
             case SwarmSeen(stages, seen):
                 self._take_leases(stages, seen)

@@ -1,8 +1,10 @@
 """What `status` and `pause` say of a peer, and to it."""
 
+import pytest
+
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.operate import peer_lines, run_lines, run_summary
-from dilocox_peer.events import Left, SeenPeer, SwarmSeen, short
+from dilocox_peer.events import Left, Paused, Resumed, SeenPeer, SwarmSeen, short
 from dilocox_peer.events_of_health import Trouble, TroublesSeen
 from dilocox_peer.events_of_rounds import OwnerDirected
 from dilocox_peer.peer.status import Status
@@ -19,6 +21,21 @@ def test_a_round_of_a_small_model_does_not_show_as_no_bytes(tmp_path):
     found.take(progress(1), 1.0)
     found.take(certified(1, expected_rounds=400, bytes_sent=35_000), 1.0)
     assert peer_lines(summary(found, 1.0))[-1].endswith("35.0 kB sent")
+
+
+def test_nobody_reckons_how_long_a_run_takes_that_its_owner_has_paused():
+    found = Status()
+    found.take(joined(stages=1, stage=0), 0.0)
+    found.take(progress(1), 1.0)
+    for number in range(1, 9):
+        found.take(certified(number, expected_rounds=400, own_included=True), 10.0 * number)
+    assert summary(found, 81.0)["eta_s"] == pytest.approx(392 * 10, abs=20)
+    found.take(Paused("asked to"), 82.0)
+    assert summary(found, 83.0)["eta_s"] is not None, "the others go on"
+    found.take(Paused("the run's owner has paused the run", is_everybody=True), 84.0)
+    assert summary(found, 85.0)["eta_s"] is None
+    found.take(Resumed("the run's owner has the run go on"), 86.0)
+    assert summary(found, 87.0)["eta_s"] is not None
 
 
 def test_how_fast_it_sends_and_how_long_others_wait_is_said(tmp_path):
