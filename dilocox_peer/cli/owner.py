@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dilocox_peer.cli.flags_of_owner import OwnerFlags
-from dilocox_peer.cli.home import default_home
-from dilocox_peer.cli.invite import of_run, owned, peer_named
+from dilocox_peer.cli.home import PeerHome, default_home
+from dilocox_peer.cli.invite import BOOTSTRAP, of_run, owned, peer_named
 from dilocox_peer.errors import ConfigError, RunUnreachable
 from dilocox_peer.invitation import Invitation
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.identity import read_key
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.wire.declared import replaced
 from dilocox_peer.wire.directives import MAX_BANNED, MAX_SAID, UNCHANGED, Directive, sign_directive
@@ -38,6 +39,8 @@ def run_owner(flags: OwnerFlags) -> None:
 
     if flags.what not in CHANGES and flags.what != "show":
         raise ConfigError(f"owner {flags.what[:40]!r}: write one of show, {', '.join(CHANGES)}")
+    if flags.what == "show":
+        _no_value(flags)
     if flags.cool_down and flags.what != "stop":
         raise ConfigError("--cool-down belongs to `owner stop`: it is the last rounds before it")
     manifest, key = owned(flags.run_file, flags.owner_key, flags.home)
@@ -160,12 +163,14 @@ def _extend(_before: Directive, flags: OwnerFlags, manifest: Manifest, _round: i
 
 
 def _rate(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+    wanted = "what the learning rate is multiplied by, 0.001 to 10"
+    text = _value(flags, wanted)
     try:
-        factor = float(flags.value or "")
+        factor = float(text)
     except ValueError:
         factor = math.nan
     if not 1 / UNCHANGED <= factor <= 10:
-        raise ConfigError(f"owner rate {flags.value or ''}: write what the learning rate is multiplied by, 0.001 to 10")
+        raise ConfigError(f"owner rate {text[:40]}: write {wanted}")
     return {"rate_permille": round(factor * UNCHANGED)}
 
 
@@ -187,11 +192,24 @@ def _ban(before: Directive, flags: OwnerFlags, manifest: Manifest, _round: int) 
     peer = peer_named(_value(flags, "a PeerID"), "owner ban")
     if peer == manifest.owner_peer:
         raise ConfigError(f"{peer} is the run's owner, who cannot be banned")
+    if peer in _bootstraps(flags, manifest):
+        raise ConfigError(
+            f"owner ban: {peer} is a bootstrap of the run: banned it would neither keep the run nor vouch for it; stop it instead"
+        )
     if len({*before.banned, peer}) > MAX_BANNED:
         raise ConfigError(
             f"owner ban: {MAX_BANNED} are banned, and no more can be; a run by invitation suits you better"
         )
     return {"banned": tuple(sorted({*before.banned, peer}))}
+
+
+def _bootstraps(flags: OwnerFlags, manifest: Manifest) -> set[str]:
+    """Those that are known here: of this home, and of the link."""
+    known = () if flags.link is None else of_run(flags.link, manifest).addresses
+    found = {address.rpartition("/p2p/")[2] for address in known}
+    with suppress(ConfigError):  # none has run in this home
+        found.add(read_key(PeerHome.at(flags.home, BOOTSTRAP).identity_path, flag="--home").peer_id)
+    return found
 
 
 def _unban(before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
