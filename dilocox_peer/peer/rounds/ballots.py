@@ -425,7 +425,7 @@ class Ballots:
                 actions += self._propose(lead, forced, now)
             return actions
         entries = self._drafts.entries(self._excluded, now)
-        if now < late and (self.jury.are_too_few(entries, now) or (not entries and self._arrivals.are_under_way(now))):
+        if not entries and now < late and (self._arrivals.are_under_way(now) or self.jury.are_too_few((), now)):
             return []
         return self._propose_own(lead, now)
 
