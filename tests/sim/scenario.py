@@ -260,9 +260,6 @@ def _heal(world: World, stop_at: float, go_on_s: float) -> Outcome:
     least, rounds = int(world.at_least * go_on_s / _longest_round_s(world)), _rounds_in(world, go_on_s)
     if rounds < least and _view(world) > view:
         rounds = _rounds_in(world, go_on_s)  # what the faults had spoilt was given up only meanwhile
-    if rounds < least and world.network.loss:
-        # Two offers lost on their way to leaders cost a round's time (seed 4702); twice as long, one at most.
-        least, rounds = 2 * least - 1, rounds + _rounds_in(world, go_on_s)
     if rounds < least:
         raise Violation(f"I8: {rounds} rounds in {go_on_s} s of quiet: {shown_heads(world)}")
     back_s = (
