@@ -214,7 +214,7 @@ def _quiet(world: PipelineWorld) -> PipelineOutcome:
 
 
 def _drain_s(world: PipelineWorld, count: int) -> float:
-    """Time that so many micro-batches take when only slots limit them, or only the slowest stage's compute."""
+    """Time that so many micro-batches take when only slots limit them, or only the slowest stage's compute, or the slowest peer's."""
     settings = world.settings
     hops = len(settings.layout) - 1
     loop_s = sum(max(node.service_s for node in row) for row in world.stages) + 2 * hops * (
@@ -223,7 +223,9 @@ def _drain_s(world: PipelineWorld, count: int) -> float:
     under_way = settings.max_slots * min(settings.layout[1:])
     bodies_per_s = settings.download_bps / 8 / settings.body_bytes * min(settings.layout[1:])
     limited_s = count / bodies_per_s if bodies_per_s else 0.0
-    return max(loop_s * -(-count // under_way), count / world.ideal_rate(), limited_s)
+    slowest_s = max(node.service_s for row in world.stages[1:] for node in row)  # what waits there is not taken back
+    waiting_s = min(count, settings.max_slots) * slowest_s
+    return max(loop_s * -(-count // under_way), count / world.ideal_rate(), limited_s, waiting_s)
 
 
 def _left(due: dict[Node, set[MicroBatchId]]) -> dict[PeerId, int]:
