@@ -8,6 +8,7 @@ import codecs
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,10 +116,8 @@ class JsonTokenizer:
             raise ConfigError(
                 "this run's text is cut by a tokenizer.json: `pip install 'dilocox-peer[data]'` brings what reads it"
             ) from None
-        try:
+        with _told(f"{source} is no tokenizer.json"):
             inner = self._inner = tokenizers.Tokenizer.from_buffer(content)
-        except BaseException as error:
-            raise _told(error, f"{source} is no tokenizer.json") from None
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True  # a text that spells "<|im_end|>" spells it, and ends nothing
@@ -151,21 +150,18 @@ class JsonTokenizer:
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:
         """Raises ConfigError for a text that this tokenizer has no tokens for."""
         texts = [document.decode(errors="replace") for document in documents]
-        try:
+        with _told(f"{self._source} cannot cut this text"):  # it may have no token for what it does not know
             if self._words is not None:
                 return [np.frombuffer(self._words.ids(text), self.dtype) for text in texts]
             encodings = self._inner.encode_batch_fast(texts, add_special_tokens=False)
-        except BaseException as error:  # one without a token for what it does not know, at the first of that
-            raise _told(error, f"{self._source} cannot cut this text") from None
         return [np.array(encoding.ids, self.dtype) for encoding in encodings]
 
     def encode_marked(self, documents: Sequence[tuple[bytes, Spans]]) -> list[tuple[Ids, Counts]]:
-        """The tokens of each text, the special ones that it spells among them, and which of them lie in its spans."""
+        """The tokens of each text, the special ones that it spells among them, and which of them lie in its spans. Raises as encode."""
         self._inner.encode_special_tokens = False
         try:
-            found = self._inner.encode_batch([text.decode() for text, _ in documents], add_special_tokens=False)
-        except BaseException as error:
-            raise _told(error, f"{self._source} cannot cut this text") from None
+            with _told(f"{self._source} cannot cut this text"):
+                found = self._inner.encode_batch([text.decode() for text, _ in documents], add_special_tokens=False)
         finally:
             self._inner.encode_special_tokens = True
         marked = []
@@ -216,11 +212,17 @@ class JsonTokenizer:
         return sizes
 
 
-def _told(error: BaseException, what: str) -> BaseException:
-    """What to raise for what the library raises: Exception itself, and where it breaks down at what a file says, what is none."""
-    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-        return error
-    return ConfigError(f"{what} ({' '.join(str(error).split())[:200]}): name one of a published model")
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Raises ConfigError for what the library raises: Exception itself or a kind of it, and where it breaks down at what a file says, what is none."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"{what} ({' '.join(str(error).split())[:200]}): name one of a published model") from None
 
 
 BYTE_TOKENIZER = ByteTokenizer()

@@ -262,9 +262,8 @@ def _heal(world: World, stop_at: float, go_on_s: float) -> Outcome:
         rounds = _rounds_in(world, go_on_s)  # what the faults had spoilt was given up only meanwhile
     if rounds < least:
         raise Violation(f"I8: {rounds} rounds in {go_on_s} s of quiet: {shown_heads(world)}")
-    back_s = (
-        _copy_s(world) if world.checks.forks > forks else 0.0
-    )  # hostile ones fork in quiet, too: who went along fetches a state
+    # Hostile ones fork in quiet, too: who went along fetches a state.
+    back_s = _copy_s(world) if world.checks.forks > forks else 0.0
     if not world.run(world.now + _longest_round_s(world) + back_s, stop=world.shares_one_head):
         raise Violation(f"I7: no common head in quiet: {shown_heads(world)}")
     return _outcome(world, share_s, healed_at - stop_at)
