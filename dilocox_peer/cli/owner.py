@@ -61,7 +61,10 @@ def run_owner(flags: OwnerFlags) -> None:
             f"written to {records.folder}, from where a bootstrap with this --home tells it within seconds"
             + ("; told to the run" if run is not None else "")
         )
-        typer.echo("it comes with the next round's certificate, and training goes by it from the round after next")
+        typer.echo(
+            "it comes with the next round's certificate, and training goes by it from the round after next"
+            + ("" if run is not None else "; a run that is over takes none (with --link that is looked up)")
+        )
 
 
 def _say(

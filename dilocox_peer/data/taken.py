@@ -21,7 +21,7 @@ class Taken:
             kept = json.loads(path.read_bytes())
             self._intervals = {int(epoch): [(int(a), int(b)) for a, b in each] for epoch, each in kept.items()}
             self.is_new = False
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             self.is_new = True
 
     def rest_of(self, stretch: Stretch, most: int) -> Stretch | None:

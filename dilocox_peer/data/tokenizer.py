@@ -25,6 +25,7 @@ Counts = npt.NDArray[np.bool_]
 """Of each token of a document, whether it is trained on."""
 
 FILE_NAME = "tokenizer.json"
+MAX_VOCABULARY = 2**24  # numbers of tokens; published ones have at most some 300,000
 _LOOKAHEAD = 8  # tokens that the rest of a character may be away
 
 
@@ -125,6 +126,10 @@ class JsonTokenizer:
         if not vocabulary:
             raise ConfigError(f"{source} has no tokens in it: name one of a published model")
         self.vocab_size = max(vocabulary.values()) + 1
+        if self.vocab_size > MAX_VOCABULARY:
+            raise ConfigError(
+                f"{source} has a token of number {self.vocab_size - 1:,}, {MAX_VOCABULARY:,} is the limit: name one of a published model"
+            )
         self.dtype = id_type(self.vocab_size)
         self.bos = self._special(bos, vocabulary, "data.bos", source)
         self.eos = self._special(eos, vocabulary, "data.eos", source)

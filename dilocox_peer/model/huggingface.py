@@ -326,7 +326,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(_MAX_JSON_BYTES))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StateCorrupt(f"{path} cannot be read ({error}): export again") from None
     if not isinstance(content, dict):
         raise StateCorrupt(f"{path} is no JSON object: export again")

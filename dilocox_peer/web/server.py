@@ -11,6 +11,7 @@ import gzip
 import ipaddress
 import json
 import logging
+import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -251,7 +252,7 @@ class PageServer:
 
     async def _give_state(self, request: web.Request) -> web.StreamResponse:
         shown = self._asked(request)
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
+        if _takes_gzip(request.headers.get("Accept-Encoding", "")):
             headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
             return web.Response(body=shown.gzipped(), content_type="application/json", headers=headers)
         return web.Response(body=shown.raw, content_type="application/json", headers={"Vary": "Accept-Encoding"})
@@ -313,6 +314,15 @@ class PageServer:
 
 def _said(status: int, text: str) -> web.Response:
     return web.Response(status=status, text=text)
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """accepted: an Accept-Encoding header (RFC 9110, section 12.5.3); a weight that is no number counts as 1."""
+    for each in accepted.lower().split(","):
+        coding, _, weight = each.replace(" ", "").partition(";q=")
+        if coding == "gzip":
+            return not re.fullmatch(r"0(\.0*)?", weight)
+    return False
 
 
 def is_own_host(header: str, host: str) -> bool:

@@ -71,6 +71,10 @@ def test_the_state_is_the_document_zipped_or_not(served: Served) -> None:
     status, head, zipped = served.get(f"/api/state?run={RUN[:12]}", "Accept-Encoding: gzip, br")
     assert (status, "Content-Encoding: gzip" in head) == (200, True)
     assert gzip.decompress(zipped) == raw
+    for refusal in ("identity", "gzip;q=0", "br, gzip; Q=0.000", "x-gzip-not"):
+        assert served.get("/api/state", f"Accept-Encoding: {refusal}")[2] == raw
+    for wish in ("br;q=0.9, GZIP;q=0.1", "gzip;q=nonsense"):
+        assert served.get("/api/state", f"Accept-Encoding: {wish}")[2] == zipped
     with urllib.request.urlopen(f"{served.page.url}metrics") as answer:
         assert f'dilocox_run_round{{name="simulated",run="{RUN[:12]}"}} 6.0' in answer.read().decode()
 

@@ -307,7 +307,7 @@ def test_what_is_in_hand_of_an_earlier_epoch_is_not_over(tmp_path):
     assert Taken(tmp_path / "taken.json").rest_of(Stretch(0, 0, 3), 9) == Stretch(0, 2, 1)
 
 
-@pytest.mark.parametrize("damage", [b"", b"[]", b'{"a": 1}', b"\xff"])
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"a": 1}', b'{"1": [[1e999, 2]]}', b"[" * 9999, b"\xff"])
 def test_a_damaged_record_is_an_empty_one(tmp_path, damage):
     (tmp_path / "taken.json").write_bytes(damage)
     taken = Taken(tmp_path / "taken.json")

@@ -221,6 +221,9 @@ def test_other_folders_are_refused_with_a_reason(tmp_path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(StateCorrupt, match="damaged"):
         read_folder(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_bytes(b"[" * 9999)
+    with pytest.raises(StateCorrupt, match=r"config\.json cannot be read"):
+        read_folder(tmp_path / "model")
 
 
 def test_parts_that_are_no_whole_model_are_refused():

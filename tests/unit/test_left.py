@@ -75,6 +75,8 @@ def test_half_a_branch_is_none_and_a_damaged_one_is_refused(tmp_path: Path, monk
         chain.write_bytes(whole[:length])
         with pytest.raises(StateCorrupt):
             branches.load(kept, MANIFEST, verify)
+    (tmp_path / "left" / kept.tip / "previous.json").write_bytes(b"[" * 9999)
+    assert branches.found() == []
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

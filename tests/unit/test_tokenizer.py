@@ -198,6 +198,14 @@ def test_a_file_at_which_the_library_breaks_down_is_refused_in_one_line():
         JsonTokenizer(json.dumps(file).encode())
 
 
+def test_a_file_whose_numbers_are_beyond_any_embedding_is_refused_in_one_line():
+    """A count of each number's bytes took 16 GB."""
+    model = {"type": "WordLevel", "vocab": {"known": 2**32 - 1}, "unk_token": "known"}
+    file = {**json.loads(bpe_file()), "model": model, "added_tokens": []}
+    with pytest.raises(ConfigError, match=r"a token of number 4,294,967,295, 16,777,216 is the limit"):
+        JsonTokenizer(json.dumps(file).encode())
+
+
 def test_a_text_that_a_tokenizer_has_no_tokens_for_is_one_line():
     model = {"type": "WordLevel", "vocab": {"known": 0}, "unk_token": "[UNK]"}
     file = {**json.loads(bpe_file()), "model": model, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []}

@@ -108,7 +108,7 @@ class LeftBranches:
             first, last = about["rounds"]
             size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             return LeftBranch(tip, int(about["stage"]), int(first), int(last), float(about["left_at_s"]), size_bytes)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def load(self, branch: LeftBranch, manifest: Manifest, verify: Verifier) -> Backup:
