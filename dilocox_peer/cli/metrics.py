@@ -70,12 +70,14 @@ def _of_contributions(contributions: Contributions) -> Iterator[Metric]:
         "dilocox_contribution_refused_round", "Where a peer's was last refused, and why.", labels=["peer", "reason"]
     )
     clipped = CounterMetricFamily(
-        "dilocox_contributions_clipped", "Of a peer, since our start: too large beside the others'.", labels=["peer"]
+        "dilocox_contributions_clipped",
+        "Of a peer, since our start: that weighed less in the mean, as too large or unlike the others'.",
+        labels=["peer"],
     )
     norm = GaugeMetricFamily("dilocox_contribution_norm", "In the last merged round; 0 of one alone.", labels=["peer"])
     factor = GaugeMetricFamily(
         "dilocox_contribution_clip_factor",
-        "In the last merged round: 1, or less where it was clipped.",
+        "In the last merged round: 1, or what its weight was multiplied with; 0: left out.",
         labels=["peer"],
     )
     for peer, each in contributions.by_peer.items():

@@ -19,7 +19,10 @@ def help_lines(width: int, quit_word: str, *, may_pause: bool) -> list[list[tupl
         ("", ""),
         ("who", "contributions in the certificate, of the roster"),
         ("delay", "from our own close of a round to the merge of its certificate; training goes on meanwhile"),
-        ("* ✖ ⇣", "of a round: without our own contribution; one was refused; one was too large and clipped"),
+        (
+            "* ✖ ⇣",
+            "of a round: without our own contribution; one was refused; one weighs less (too large, or unlike the others')",
+        ),
         ("less", "bytes of a float32 ring all-reduce after every inner step, for each byte this peer sent"),
     ]
     return [

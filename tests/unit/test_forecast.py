@@ -100,6 +100,15 @@ def test_no_round_waits_for_the_copy_of_who_keeps_the_run(bps: float) -> None:
     assert narrow.sent_bytes_a_day == pytest.approx(86400 * bps / 8), "what the line has"
 
 
+def test_nothing_is_told_that_the_line_does_not_carry() -> None:
+    """Where activations fill it, the copy of who keeps the run was told on top: 2.7 % more than there is."""
+    cases = [(cut, count, bps) for cut in (1, 2, 4) for count in (4, 16) for bps in (1e6, 1e7, 1e8, 1e9)]
+    found = [forecast(cut_into(RUN, cut), replace(HOME, count=count, uplink_bps=bps)) for cut, count, bps in cases]
+    assert {each.binding for each in found} == {"activations", "compute"}
+    for each, (_, _, bps) in zip(found, cases, strict=True):
+        assert each.sent_bytes_a_day <= 86400 * bps / 8 * 1.000001
+
+
 def sent_of_work(found: Forecast) -> float:
     """Bytes a round, but for messages and the directory."""
     talk = talk_of_round(RoundPace(found.replicas, 0, 0, found.setting.inner_steps * found.step_s))

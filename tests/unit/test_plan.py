@@ -1,13 +1,16 @@
 """`plan` as a person uses it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from dilocox_peer.cli.flags import PlanFlags
+from dilocox_peer.cli.main import app
 from dilocox_peer.cli.plan import SIZES, run_plan
 from dilocox_peer.config import preset, to_toml
 from dilocox_peer.errors import ConfigError
@@ -92,3 +95,37 @@ def test_costs_are_reckoned_where_prices_are_given(capsys: pytest.CaptureFixture
 def test_wrong_input_is_one_line(flags: PlanFlags, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         run_plan(flags)
+
+
+# ---- docs/planning.md --------------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
+
+
+def typed(words: str) -> str:
+    """What `dilocox-peer plan` and these words print."""
+    told = CliRunner().invoke(app, ["plan", *words.split()])
+    assert told.exit_code == 0, told.output
+    return told.output
+
+
+def test_the_example_of_the_page_is_what_the_command_prints() -> None:
+    found = re.search(r"^```text\n\$ dilocox-peer plan (.*)\n((?:.*\n)*?)```$", PAGE.read_text(), re.MULTILINE)
+    assert found is not None
+    assert typed(found[1]) == found[2]
+
+
+def test_the_sizes_of_the_page_are_what_the_command_prints() -> None:
+    rows = re.findall(r"^\| `(.* --rtt 30|125m .*)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) == 6
+    for words, told in rows:
+        out = typed(words)
+        best = next(line for line in out.splitlines() if line.strip().startswith(">"))
+        stages, replicas, memory, _, length, _, exchange, tokens, _, _, binds = re.split(
+            r" {2,}|, (?=[0-9])", best.strip(" >")
+        )
+        run = re.search(r"the run's (.*) tokens in (.*?);", out)
+        assert run is not None
+        assert (
+            told == f"{stages} x {replicas} | {memory} | {length}, {exchange} | {tokens} ({binds}) | {run[1]}, {run[2]}"
+        )

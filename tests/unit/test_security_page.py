@@ -26,13 +26,19 @@ from dilocox_peer.peer.dialback import (
 from dilocox_peer.peer.links.conveyor import MAX_UNPROVED
 from dilocox_peer.peer.rounds.conduct import MAX_PROVEN, MAX_REMEMBERED
 from dilocox_peer.peer.rounds.driver import MAX_QUEUED_BYTES
+from dilocox_peer.web import guard
+from dilocox_peer.web.server import MAX_STREAMS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text()
 
 
 def test_every_threat_names_tests_that_are_there() -> None:
-    rows = [line for line in PAGE.splitlines() if re.match(r"\| (stranger|donor|member) ", line)]
+    rows = [
+        line
+        for line in PAGE.splitlines()
+        if re.match(r"\| (stranger|donor|member|leader|fewer than half of the members) ", line)
+    ]
     assert len(rows) > 12
     for row in rows:
         named = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)`", row.split("|")[4])
@@ -51,7 +57,7 @@ def _rates(kind: Budgeted) -> str:
 
 def _mib(kind: Budgeted) -> str:
     member, stranger, place, strangers = (
-        f"{each.per_s / (1 << 20):.0f}"
+        f"{each.per_s / (1 << 20):g}"
         for each in (ALLOWED[kind].member, ALLOWED[kind].stranger, ALLOWED[kind].place, ALLOWED[kind].strangers)
     )
     return f"a member {member} MiB; a stranger {stranger}, a range {place}, all strangers {strangers}"
@@ -68,6 +74,9 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"{message_streams.LARGE_AT_ONCE} at once of members",
         f"messages a second | {_rates(Budgeted.MESSAGES)}",
         f"bytes of messages a second | {_mib(Budgeted.MESSAGE_BYTES)}",
+        f"bytes of requests to the directory, and of answers, a second | {_mib(Budgeted.REQUEST_BYTES)}",
+        f"the run's page | {guard.MAX_CONNECTIONS} connections, {MAX_STREAMS} streams of events among them; {guard.MAX_HEAD_BYTES >> 10} KiB of a request's head, "
+        f"{guard.MAX_MORE_BYTES >> 10} KiB behind it that nobody reads; {guard.CONNECTION_S:.0f} s from the connection",
         f"streams a second | {_rates(Budgeted.STREAMS)}",
         f"requests to the directory | {_rates(Budgeted.REQUESTS).replace(' (400', ' a second (400', 1)}; {entry.MAX_AT_ONCE} at once, "
         f"{entry.MAX_AT_ONCE_OF_PEER} of one peer; {entry.MAX_BYTES_AT_ONCE >> 20} MiB at once, {entry.MAX_BYTES_AT_ONCE_OF_PEER >> 20} of one peer",

@@ -155,7 +155,10 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
     round_s, least_s = setting.inner_steps * step_s, max(exchange_s, 8 * awaited / uplink_bps)
     if least_s > 1.001 * round_s:
         is_rounds = exchange_s == least_s or blob * copies > micro_batches * load.sent
-        binding, round_s = "rounds" if is_rounds else "activations", least_s
+        binding = "rounds" if is_rounds else "activations"
+    round_s = max(round_s, least_s)
+    # What the line has left goes to who keeps the run: the round is no longer for it.
+    sent_a_round = min(sent_a_round, max(awaited, uplink_bps / 8 * round_s))
     if peers.memory_bytes is not None and needed > peers.memory_bytes:
         binding = "memory"
     raw, steps = raw_bytes(layouts[largest]), setting.inner_steps
@@ -179,7 +182,7 @@ def forecast(manifest: Manifest, peers: Peers) -> Forecast:
         received_bytes_a_day=DAY_S / round_s * received_a_round,
         duration_s=total_steps(manifest) / steps * round_s,
         times_fewer=all_reduce / (blob * copies) if replicas > 1 else 0.0,
-        needed_uplink_bps=8 * sent_a_round / (load.share * micro_batches * parts["compute"]),
+        needed_uplink_bps=8 * awaited / (load.share * micro_batches * parts["compute"]),
         recomputes=recomputes,
         binding=binding,
     )
