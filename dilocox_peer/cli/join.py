@@ -35,7 +35,14 @@ from dilocox_peer.invitation import parse_invitation, parse_multiaddrs
 from dilocox_peer.network.autogroup import giving_way
 from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
-from dilocox_peer.peer.settings import Choices, OnBattery, SessionSettings, relay_bytes_per_s
+from dilocox_peer.peer.settings import (
+    Choices,
+    OnBattery,
+    SessionSettings,
+    cards,
+    check_base_bits,
+    relay_bytes_per_s,
+)
 from dilocox_peer.peer.startup import StartUp, StartupStep
 from dilocox_peer.wire.declared import MAX_SITE_CHARS, SITE
 from dilocox_peer.wire.records import MAX_PUBLIC_NAME
@@ -65,6 +72,9 @@ def run_join(flags: JoinFlags) -> None:
             raise ConfigError(f"--data {path} does not exist: pass a text file, a JSONL file or a folder of them")
     if choices.gpus and choices.device != "cpu":
         raise ConfigError("--gpus and --device both say where to compute: take one of them")
+    if choices.gpus:
+        cards(choices.gpus)
+    check_base_bits(choices.base_bits)
     hours = Hours.parse(flags.hours) if flags.hours is not None else None
     for flag, mbit_s in (("--max-upload", flags.at_most.max_upload), ("--max-download", flags.at_most.max_download)):
         if mbit_s is not None and not MIN_MBIT_S <= mbit_s <= 1e6:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dilocox_peer.errors import ConfigError
 
-BITS: Final = (8, 4)
 _BLOCKS: Final = {8: 256, 4: 64}  # values that share a float32 scale
 
 
@@ -42,7 +41,7 @@ class QuantizedMatrix:
     """A matrix that has no gradient, on the device of the one it was made of."""
 
     def __init__(self, weight_OI: Tensor, bits: int) -> None:
-        assert bits in BITS, f"{bits} bits"
+        assert bits in _BLOCKS, f"{bits} bits"
         self.shape = weight_OI.shape
         self._functional = library()
         self._bits = bits

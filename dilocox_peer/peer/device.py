@@ -3,6 +3,7 @@
 import torch
 
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.peer.settings import cards
 
 AUTO = "auto"
 
@@ -18,14 +19,6 @@ def chosen_devices(wanted: str, precision: str = "float32", *, stages: int = 1) 
     if twice := {each for each in named if named.count(each) > 1 and each != "cpu"}:
         raise ConfigError(f"--device {wanted} names {min(twice)} twice: name each device once")
     return tuple(chosen_device(each, precision) for each in named)
-
-
-def cards(gpus: str) -> str:
-    """What --device is to say for `--gpus`. Raises ConfigError for what names no cards."""
-    numbers = [each.strip() for each in gpus.split(",")]
-    if not all(each.isdecimal() and len(each) < 4 for each in numbers):
-        raise ConfigError(f"--gpus {gpus}: numbers of cards with commas between, as nvidia-smi lists them, e.g. 0,1")
-    return ",".join(f"cuda:{int(each)}" for each in numbers)
 
 
 def chosen_cards(gpus: str) -> str:

@@ -145,6 +145,20 @@ class AtMost:
         return TransportLimits(upload_bytes_per_s=up, download_bytes_per_s=down)
 
 
+def cards(gpus: str) -> str:
+    """What --device is to say for `--gpus`. Raises ConfigError for what names no cards."""
+    numbers = [each.strip() for each in gpus.split(",")]
+    if not all(each.isdecimal() and len(each) < 4 for each in numbers):
+        raise ConfigError(f"--gpus {gpus}: numbers of cards with commas between, as nvidia-smi lists them, e.g. 0,1")
+    return ",".join(f"cuda:{int(each)}" for each in numbers)
+
+
+def check_base_bits(bits: int) -> None:
+    """Raises ConfigError. Whether the run holds weights that may be held so is not known before its settings are."""
+    if bits not in (0, 8, 4):
+        raise ConfigError(f"--base-bits {bits}: 8 or 4; leave it out to hold the weights as they are")
+
+
 def relay_bytes_per_s(said: str) -> float | None:
     """The budget of `--relay`; None: it passes nothing on. Raises ConfigError."""
     if said == "off":

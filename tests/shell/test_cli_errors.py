@@ -230,6 +230,17 @@ def test_cards_that_are_not_here_are_named_before_anybody_is_asked(tmp_path):
     assert_refused(done, 2, "--gpus and --device")
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "needle"),
+    [
+        ("--gpus", "a", "--gpus a: numbers of cards with commas"),
+        ("--base-bits", "3", "--base-bits 3: 8 or 4; leave it out"),
+    ],
+)
+def test_what_names_no_cards_and_no_bits_is_told_before_anything_is_loaded(tmp_path, flag, value, needle):
+    assert_refused(peer(tmp_path, "join", link_to(free_port()), flag, value), 2, needle)
+
+
 def assert_refused_at_last(done: subprocess.CompletedProcess[str], needle: str) -> None:
     """Behind the lines that say which step it is at."""
     assert done.returncode == 2, (done.stdout, done.stderr)

@@ -12,8 +12,9 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import InnerSection, Manifest, ModelSection, RoundsSection
 from dilocox_peer.model.architecture import build_model
 from dilocox_peer.model.team import Team
-from dilocox_peer.peer.device import cards, chosen_cards, chosen_devices
+from dilocox_peer.peer.device import chosen_cards, chosen_devices
 from dilocox_peer.peer.planning.timetable import Timetable
+from dilocox_peer.peer.settings import cards
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.whole_loop import WholeLoop
 from dilocox_peer.types import PeerId

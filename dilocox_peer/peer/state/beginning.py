@@ -16,8 +16,9 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.frozen import FrozenBase
-from dilocox_peer.model.quantized import BITS, library
+from dilocox_peer.model.quantized import library
 from dilocox_peer.network.endpoint import Endpoint
+from dilocox_peer.peer.settings import check_base_bits
 from dilocox_peer.peer.state.backup import Backup
 from dilocox_peer.peer.state.base import frozen_base
 from dilocox_peer.peer.state.keeper import Keeper
@@ -83,8 +84,7 @@ def check_bits(manifest: Manifest, bits: int) -> None:
     """Raises ConfigError where frozen weights cannot be held in so many bits; 0: as they are."""
     if not bits:
         return
-    if bits not in BITS:
-        raise ConfigError(f"--base-bits {bits}: 8 or 4; leave it out to hold the weights as they are")
+    check_base_bits(bits)
     if not isinstance(manifest.model, PublishedSection) or not manifest.model.lora_rank:
         raise ConfigError(f"--base-bits {bits}: this run trains all parameters; leave it out")
     library()
