@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from dilocox_peer.admission import Gate, Revocations, Right
 from dilocox_peer.dht.bounds import bound_node
 from dilocox_peer.dht.entry import Door, GuardedP2P
+from dilocox_peer.dht.named import NamedPeers, Records, Stored, merged
 from dilocox_peer.dht.nearest import remember_nearest
 from dilocox_peer.dht.records import (
     BUCKETS,
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 _RPC_TIMEOUT_S = 3.0  # one question to one node
 _RETRY_LATER = "; try again later"
 
-# The answers of other nodes to the store this task is in; see _keep_store_answers.
-_store_answers: ContextVar[list[bool] | None] = ContextVar("store_answers", default=None)
+# What the store this task is in has come to at other nodes; see _keep_store_answers.
+_stored: ContextVar[Stored | None] = ContextVar("stored", default=None)
 
 
 class Network(Protocol):
@@ -59,6 +60,8 @@ class Network(Protocol):
     def p2p(self) -> Any: ...
     @property
     def initial_peers(self) -> tuple[str, ...]: ...
+    @property
+    def named(self) -> frozenset[PeerId]: ...
     @property
     def is_down(self) -> bool: ...
     @property
@@ -92,6 +95,7 @@ class Directory:
         self._initial_peers = initial_peers
         self._clock = clock
         self._announced: Lease | None = None
+        self._named = NamedPeers(node, lambda: transport.named, validator, clock)
         self.banned: Collection[PeerId] = ()
         """Peers that the run's owner has banned: their leases are read no more."""
 
@@ -352,35 +356,40 @@ class Directory:
         from hivemind.dht.routing import DHTID
 
         self._check_up()
-        answers: list[bool] = []
-        token = _store_answers.set(answers)
+        stored = Stored()
+        token = _stored.set(stored)
         try:
             async with asyncio.timeout(timeout_s):
                 last = bool(await self.node.store(key, raw, float(expires_s), subkey=str(self.key.peer_id)))
+                if not any(stored.answers):
+                    self._forget_nearest(DHTID.generate(source=key))
+                await self._named.store(stored)
         except TimeoutError:
-            raise RunUnreachable(f"the directory took no record within {timeout_s:g} s{_RETRY_LATER}") from None
+            if not any(stored.answers):
+                raise RunUnreachable(f"the directory took no record within {timeout_s:g} s{_RETRY_LATER}") from None
         finally:
-            _store_answers.reset(token)
-        if not any(answers):
-            self._forget_nearest(DHTID.generate(source=key))
-        return any(answers) if answers else last
+            _stored.reset(token)
+        return any(stored.answers) if stored.answers else last
 
-    async def _get(
-        self, keys: Sequence[str], timeout_s: float, *, any_holder: bool = False
-    ) -> dict[str, dict[PeerId, tuple[bytes, float]]]:
-        """key -> writer -> (record, expiry), merged over all holders, or of the first holder found."""
+    async def _get(self, keys: Sequence[str], timeout_s: float, *, any_holder: bool = False) -> dict[str, Records]:
+        """key -> writer -> (record, expiry), merged over all holders, or of the first holder found; and what the link's peers tell."""
         self._check_up()
         sufficient = None if any_holder else float("inf")
         try:
             async with asyncio.timeout(timeout_s):
-                found = await self.node.get_many(list(keys), sufficient_expiration_time=sufficient)
+                found, told = await asyncio.gather(
+                    self.node.get_many(list(keys), sufficient_expiration_time=sufficient), self._named.find(keys)
+                )
         except TimeoutError:
             raise RunUnreachable(f"the directory gave no answer within {timeout_s:g} s{_RETRY_LATER}") from None
-        return {
+        nearest: dict[str, Records] = {
             key: {PeerId(peer): (entry.value, entry.expiration_time) for peer, entry in item.value.items()}
             for key, item in found.items()
             if item is not None and isinstance(item.value, dict)
         }
+        for key in told:
+            self._named.others_found(key, nearest.get(key, {}))
+        return merged(nearest, told)
 
     def _check_up(self) -> None:
         if self.transport.is_down:
@@ -395,7 +404,7 @@ def _most_useful(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def _keep_store_answers(node: "DHTNode") -> None:
-    """Makes node tell what each other node answered to a store.
+    """Makes node tell what each other node answered to a store, and what was stored.
 
     hivemind returns the last answer alone, so one node that refuses everything would make a store that five took a failure,
     and our own copy would make one that nobody took a success.
@@ -403,11 +412,14 @@ def _keep_store_answers(node: "DHTNode") -> None:
     protocol: Any = node.protocol
     call_store = protocol.call_store
 
-    async def keep_answers(*args: Any, **kwargs: Any) -> list[bool] | None:
-        taken: list[bool] | None = await call_store(*args, **kwargs)
-        answers = _store_answers.get()
-        if answers is not None and taken is not None:
-            answers += taken
+    async def keep_answers(peer: Any, *args: Any, **call: Any) -> list[bool] | None:
+        stored = None if args else _stored.get()  # with args it hands on to a node that came what lies here
+        if stored is not None:
+            stored.asked.add(str(peer))
+            stored.call = stored.call or call
+        taken: list[bool] | None = await call_store(peer, *args, **call)
+        if stored is not None and taken is not None:
+            stored.answers += taken
         return taken
 
     protocol.call_store = keep_answers

@@ -1,6 +1,7 @@
 """The directory on real nodes: what it finds, and what an attacker without our validator can do to it."""
 
 import asyncio
+import hashlib
 import os
 import random
 import signal
@@ -8,6 +9,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgpack
@@ -28,7 +31,7 @@ from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.manifest import Manifest, RunSection
 from dilocox_peer.network.daemon import client_of
 from dilocox_peer.network.transport import Transport
-from dilocox_peer.peer.identity import Identity
+from dilocox_peer.peer.identity import Identity, encode_key
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId
 
@@ -406,6 +409,34 @@ class FakeRecord:
 
 
 @pytest.mark.slow
+async def test_names_made_up_to_be_nearest_hide_no_peer(make_node: MakeNode, tmp_path: Path) -> None:
+    """Five nodes whose ids are nearer to a key than any honest one take what is written, and keep none of it."""
+    boot, _, _ = await make_node("boot")
+    other, _, _ = await make_node("other")
+    victim, identity, _ = await make_node("victim")
+    key = int.from_bytes(dht_id(lease_key(RUN, 0, bucket_of(identity.peer_id))), "big")
+
+    def distance(seed: bytes) -> int:
+        return int.from_bytes(hashlib.sha1(SigningKey(seed).public_key).digest(), "big") ^ key
+
+    rng = random.Random(1)
+    taken = count()
+    for number, seed in enumerate(sorted((rng.randbytes(32) for _ in range(600)), key=distance)[:5]):
+        path = tmp_path / f"bad{number}" / "identity.key"
+        path.parent.mkdir()
+        path.write_bytes(encode_key(seed))
+        path.chmod(0o600)
+        bad, _, _ = await make_node(f"bad{number}")
+        storage: Any = bad.node.protocol.storage
+        storage.store_subkey = lambda *_: next(taken) >= 0
+        storage.get = lambda *_: None
+    await victim.announce(lease_of(identity))
+    assert next(taken) >= 5, "the nearest were asked, and all took it"
+    newcomer, _, _ = await make_node("newcomer")
+    for node in (boot, other, newcomer, victim):
+        assert await peers_of(node) == [identity.peer_id]
+
+
 async def test_eight_nodes_find_one_another_after_the_bootstrap_is_gone(make_node: MakeNode) -> None:
     boot, _, transport = await make_node("boot")
     nodes = [await make_node(f"peer{number}") for number in range(8)]
