@@ -122,10 +122,11 @@ class Directory:
         known = transport.initial_peers if initial_peers is None else parse_multiaddrs(initial_peers, "peer")
         known = tuple(text for text in known if not text.endswith(f"/p2p/{key.peer_id}"))
         validator = RecordValidator(run_id, key, clock)
+        guarded = GuardedP2P(transport.p2p, validator, door=transport.doors)
         try:
             async with asyncio.timeout(timeout_s):
                 node = await DHTNode.create(
-                    p2p=GuardedP2P(transport.p2p, validator, door=transport.doors),  # type: ignore[arg-type, unused-ignore]
+                    p2p=guarded,  # type: ignore[arg-type, unused-ignore]
                     # Not random: a bootstrap server that restarts is the same node again. entry.py knows others by it.
                     node_id=DHTID.generate(source=key.public_key),
                     initial_peers=[] if is_alone else list(known),
@@ -139,10 +140,12 @@ class Directory:
                     cache_size=64,  # others can still ask us to cache
                 )
         except TimeoutError:
+            await guarded.withdraw()
             raise RunUnreachable(
                 f"the directory of the run did not answer within {timeout_s:g} s{_RETRY_LATER}"
             ) from None
         except RuntimeError:  # hivemind: "none of the initial_peers responded to a ping"
+            await guarded.withdraw()
             peers = ", ".join(known[:3])
             raise RunUnreachable(
                 f"{peers} can be reached, but no directory of a run answers there: ask for a new link"

@@ -175,6 +175,7 @@ class GuardedP2P:
         self._validator = validator
         self._clock = clock
         self._intake = Intake()
+        self._served: list[str] = []
         self.asked_back: Counter[PeerId] = Counter()
         self._turn = asyncio.Lock()  # one key is checked at a time: slices of many at once would add up
         self._slice_began_at = clock()  # of checking, since the loop had its turn
@@ -218,6 +219,13 @@ class GuardedP2P:
                 self._intake.end(peer, len(raw))
 
         await self._p2p._client.add_unary_handler(name, serve, **options)
+        self._served.append(name)
+
+    async def withdraw(self) -> None:
+        """Serves none of it any more; another node may on the same p2p."""
+        while self._served:
+            with suppress(Exception):  # p2pd is gone, and so is what it served
+                await self._p2p._client.remove_unary_handler(self._served.pop())
 
     async def _answer_ping(self, handler: Callable[[Any, Any], Awaitable[Any]], request: Any, context: _Context) -> Any:
         if not request.validate:

@@ -189,6 +189,17 @@ async def test_a_bootstrap_that_is_no_directory_is_named(make_node: MakeNode, ma
         await make_node("a", transport_options={"initial_peers": bare.addresses})
 
 
+async def test_one_that_found_no_directory_may_begin_alone_on_the_same_network(make_transport: MakeTransport) -> None:
+    """A peer with a state came back while the bootstrap's network was up and its directory was not: a traceback."""
+    bare, _ = await make_transport("bare")
+    transport, identity = await make_transport("a", initial_peers=bare.addresses)
+    with pytest.raises(RunUnreachable):
+        await Directory.create(transport, RUN, identity.key)
+    async with await Directory.create(transport, RUN, identity.key, is_alone=True) as directory:
+        await directory.announce(lease_of(identity))
+        assert await peers_of(directory) == [identity.peer_id]
+
+
 async def test_calls_end_when_our_p2pd_does(make_node: MakeNode) -> None:
     directory, identity, transport = await make_node("a")
     os.kill(transport.daemon_pid, signal.SIGKILL)
