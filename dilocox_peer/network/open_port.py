@@ -61,7 +61,7 @@ def by_nat_pmp(router: tuple[str, int], port: int, wished: int, seconds: int) ->
             return None
         request = nat_pmp.ask_mapping(port, wished if seconds else 0, seconds)
         for answer in ask(request):
-            if (mapped := nat_pmp.read_mapping(answer, port)) is not None:
+            if (mapped := nat_pmp.read_mapping(answer, port)) is not None and (mapped.seconds or not seconds):
                 return RouterPort(NAT_PMP, host, mapped.port, mapped.seconds)
     return None
 

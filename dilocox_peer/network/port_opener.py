@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import IPv4Address
 
 from dilocox_peer.network.open_port import ANY_WAY
 from dilocox_peer.network.port_lease import LEASE_S, OpenPort, PortLease
@@ -63,6 +64,17 @@ class PortOpener:
                 await _ask(self._for, opened.port, 0, CLOSE_S, opened.way)
 
 
+def said_open(line: str) -> tuple[OpenPort, float] | None:
+    """What a line of open_port.py says is open, and for how many seconds; None: nothing. Whatever answers on a home's network has its say in it."""
+    try:
+        way, host, outside, seconds = line.split()
+        port, lease_s = int(outside), int(seconds)
+        opened = OpenPort(str(IPv4Address(host)), port, way)
+    except ValueError:
+        return None
+    return (opened, float(lease_s)) if 0 < port < 1 << 16 and lease_s > 0 else None
+
+
 async def _ask(port: int, wished: int, seconds: int, timeout_s: float, way: str) -> tuple[OpenPort, float] | None:
     """What is open now, and for how long. way: that the router is asked in."""
     command = [sys.executable, "-m", "dilocox_peer.network.open_port"]
@@ -74,8 +86,7 @@ async def _ask(port: int, wished: int, seconds: int, timeout_s: float, way: str)
                 *command, stdin=nowhere, stdout=asyncio.subprocess.PIPE, stderr=nowhere, start_new_session=True
             )
             line, _ = await process.communicate()
-        way, host, outside, lease_s = line[:MAX_SAID_BYTES].decode().split()
-        return OpenPort(host, int(outside), way), float(lease_s)
+        return said_open(line[:MAX_SAID_BYTES].decode())
     except (OSError, ValueError):  # TimeoutError is an OSError
         return None
     finally:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dilocox_peer.network.nat_pmp import ask_mapping, read_address, read_mapping
 from dilocox_peer.network.open_port import RouterPort, by_nat_pmp, gateway
 from dilocox_peer.network.port_lease import LEASE_S, MOST_LEASE_S, RETRIES_S, OpenPort, PortLease
+from dilocox_peer.network.port_opener import said_open
 
 OPEN = OpenPort("31.0.1.1", 4713, "NAT-PMP")
 ROUTES = (
@@ -135,3 +136,19 @@ def test_a_router_that_loses_packets_is_asked_again(silent_for: int) -> None:
 def test_a_router_that_refuses_opens_nothing() -> None:
     with router(refuses=True) as address:
         assert by_nat_pmp(address, 4713, 4713, 600) is None
+
+
+def test_what_no_address_can_be_made_of_is_no_open_port() -> None:
+    """Whatever answered on a home's network with an IPv6 address, or a port for no time, ended the peer."""
+    assert said_open("UPnP 203.0.113.7 4711 600") == (OpenPort("203.0.113.7", 4711, "UPnP"), 600.0)
+    for line in (
+        "UPnP 2a00:1450::1 4711 600",
+        "UPnP gateway.example 4711 600",
+        "NAT-PMP 203.0.113.7 0 0",
+        "NAT-PMP 203.0.113.7 4711 0",
+        "UPnP 203.0.113.7 65536 600",
+        "UPnP 203.0.113.7 4711 nan",
+        "UPnP 203.0.113.7 -1 600",
+        "",
+    ):
+        assert said_open(line) is None, line
