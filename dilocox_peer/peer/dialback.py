@@ -122,12 +122,24 @@ def _remembered(table: OrderedDict[str, TokenBucket], key: str, per_s: float, bu
     return bucket
 
 
-def verdict(answers: Iterable[Answer]) -> bool | None:
-    """Whether we can be dialled; None where nobody could tell. One who got through is enough."""
-    found = set(answers)
-    if Answer.YES in found:
-        return True
-    return False if Answer.NO in found else None
+class Opinion(NamedTuple):
+    """An answer. is_named: of a peer that the link names. from_outside: it sees us at a public address, and is in no house with us."""
+
+    answer: Answer
+    is_named: bool
+    from_outside: bool
+
+
+def verdict(found: Iterable[Opinion]) -> bool | None:
+    """Whether we can be dialled; None where nobody could tell.
+
+    One who got through is enough, of those whose word counts. Another computer of our house gets through where nobody else does, so of who is
+    outside it does; and as a stranger may say anything, of those that the link names, if they can tell.
+    """
+    told = [each for each in found if each.answer is not Answer.UNKNOWN]
+    told = [each for each in told if each.from_outside] or told
+    told = [each for each in told if each.is_named] or told
+    return any(each.answer is Answer.YES for each in told) if told else None
 
 
 def for_most(answer: bool | None, addresses: Sequence[str]) -> bool | None:
@@ -302,19 +314,30 @@ async def ask(
     own = [text for text in transport.addresses if "/p2p-circuit" not in text]
     question = {"addresses": own[:MAX_ADDRESSES], "links": list(links[:MAX_ADDRESSES])}
 
-    async def one(peer: PeerId) -> tuple[Answer, Answer]:
+    async def one(peer: PeerId) -> tuple[Opinion, Opinion]:
+        is_named, from_outside = peer in transport.named, False
         try:
             header, _ = await transport.fetch(
                 peer, SERVICE, question, max_body_bytes=0, timeout_s=ASK_S, stall_timeout_s=ASK_S
             )
             if isinstance(seen := header.get("seen"), str) and len(seen) <= MAX_SEEN_CHARS:
                 on_seen(peer, seen)
-            return Answer(str(header.get("answer"))), Answer(str(header.get("links", Answer.UNKNOWN.value)))
+                from_outside = _is_outside(seen)
+            answers = Answer(str(header.get("answer"))), Answer(str(header.get("links", Answer.UNKNOWN.value)))
         except (DilocoxError, ValueError):
-            return Answer.UNKNOWN, Answer.UNKNOWN  # it is gone, or of a version that does not know the question
+            answers = Answer.UNKNOWN, Answer.UNKNOWN  # it is gone, or of a version that does not know the question
+        return Opinion(answers[0], is_named, from_outside), Opinion(answers[1], is_named, from_outside)
 
     found = await asyncio.gather(*(one(peer) for peer in peers[:MAX_ASKED]))
     return Dialled(verdict(peer for peer, _ in found), verdict(each for _, each in found) if links else None)
+
+
+def _is_outside(seen: str) -> bool:
+    """seen: an address, as another peer sees us."""
+    with suppress(ConfigError):
+        host = _host(parse_multiaddr(seen, "lease").host)
+        return host is not None and host.is_global
+    return False
 
 
 def _found(greeted: Sequence[bool], otherwise: Answer) -> Answer:

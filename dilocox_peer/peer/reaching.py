@@ -42,6 +42,7 @@ TICK_S = 2.0
 SETTLE_S = 16.0  # by then p2pd knows where we come out, or will not
 TELL_S = 10.0  # of the start: by then a relay has answered, or none will soon
 ASK_AGAIN_S = (8.0, 20.0, 60.0)  # then the last of them again and again; a router opens its port after some seconds
+DIRECT_AGAIN_S = 180.0  # where others could dial us: what is tried for all behind one range of addresses is bounded
 ASK_MOVED_S = (4.0, 8.0)  # after our line became another one
 DIALS_AT_ONCE = 8
 TRY_S = 5.0  # for a short question to a peer that is silent
@@ -371,7 +372,8 @@ class Reaching:
             return
         waits = iter(ASK_AGAIN_S)
         while True:
-            await asyncio.sleep(next(waits, ASK_AGAIN_S[-1]))
+            last_s = DIRECT_AGAIN_S if self._reachability.is_known_direct else ASK_AGAIN_S[-1]
+            await asyncio.sleep(next(waits, last_s))
             await self._ask_now()
 
     async def _ask_now(self) -> None:

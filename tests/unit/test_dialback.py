@@ -1,5 +1,7 @@
 """Whom a peer dials for somebody who asks, and what follows from the answers."""
 
+import itertools
+
 import pytest
 
 from dilocox_peer.invitation import Address, parse_multiaddr
@@ -16,6 +18,7 @@ from dilocox_peer.peer.dialback import (
     RANGE_PORTS_PER_S,
     Answer,
     DialBudget,
+    Opinion,
     for_most,
     may_dial,
     verdict,
@@ -88,11 +91,25 @@ def test_who_comes_from_outside_and_announces_nothing_there_cannot_be_dialled(se
 
 
 def test_one_who_got_through_is_enough_and_who_cannot_tell_does_not_count():
-    yes, no, unknown = Answer.YES, Answer.NO, Answer.UNKNOWN
-    assert verdict([no, yes, unknown]) is True
-    assert verdict([no, unknown]) is False
-    assert verdict([unknown]) is None
+    for is_named, from_outside in itertools.product((False, True), repeat=2):
+        yes, no, unknown = (Opinion(each, is_named, from_outside) for each in (Answer.YES, Answer.NO, Answer.UNKNOWN))
+        assert verdict([no, yes, unknown]) is True
+        assert verdict([no, unknown]) is False
+        assert verdict([unknown]) is None
     assert verdict([]) is None
+
+
+def test_a_computer_of_the_same_house_and_a_stranger_do_not_gainsay_the_bootstrap():
+    """A home that nobody could dial asked no relay: another computer there had got through, or a liar said so."""
+    bootstrap, unsure = Opinion(Answer.NO, True, True), Opinion(Answer.UNKNOWN, True, True)
+    housemate, stranger = Opinion(Answer.YES, False, False), Opinion(Answer.YES, False, True)
+    assert verdict([bootstrap, housemate, stranger]) is False
+    assert verdict([unsure, housemate]) is True, "nobody outside can tell"
+    assert verdict([unsure, housemate, Opinion(Answer.NO, False, True)]) is False
+    assert verdict([unsure, stranger, Opinion(Answer.NO, False, True)]) is True
+    bootstrap_at_home = Opinion(Answer.YES, True, False)
+    assert verdict([bootstrap_at_home]) is True, "a run within one house"
+    assert verdict([bootstrap_at_home, Opinion(Answer.NO, False, True)]) is False
 
 
 def test_nobody_looks_for_open_ports_behind_a_shared_address_this_way():
