@@ -2,13 +2,14 @@
 
 The owner's budget is a rate for all circuits together. It is shared among those that send: each has its turn, a piece at a
 time, however many circuits it has, so that who floods the relay delays itself. Places are bounded: for reservations in all and for one
-host, for circuits in all, from one peer and between two. Names cost nothing: where all circuits are taken, the range of addresses that has most gives one up
-to another that has fewer.
+host, for circuits in all, from one peer and between two. Names cost nothing: where all places or all circuits are taken, the range of addresses that has most gives
+one up to another that has fewer.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
+from dilocox_peer.invitation import address_range
 from dilocox_peer.network.crowding import to_give_up
 from dilocox_peer.network.relay_protocol import RelayStatus
 from dilocox_peer.token_bucket import TokenBucket
@@ -43,16 +44,28 @@ class RelayDesk:
     _given_up: list[Circuit] = field(default_factory=list)
 
     def reserve(self, peer: PeerId, host: str, now: float) -> RelayStatus:
-        """host: where its connection comes from; empty: it is told apart from no other."""
+        """host: where its connection comes from; empty: it is told apart from no other. Where all places are taken, one of the range of addresses
+        that has most goes to another's."""
         self._forget(now)
+        if ":" in host:
+            host = address_range(host) or host  # whoever has one address of IPv6 has many
         if peer not in self._reserved:
             if not self.is_open:
                 return RelayStatus.REFUSED
             of_host = sum(other == host for _, other in self._reserved.values()) if host else 0
-            if len(self._reserved) >= MAX_RESERVED or of_host >= MAX_RESERVED_PER_HOST:
+            if of_host >= MAX_RESERVED_PER_HOST or not self._has_place(peer, host):
                 return RelayStatus.FULL
         self._reserved[peer] = (now + RESERVED_S, host)
         return RelayStatus.OK
+
+    def _has_place(self, peer: PeerId, host: str) -> bool:
+        if len(self._reserved) < MAX_RESERVED:
+            return True
+        ranges = {other: address_range(its) or its or str(other) for other, (_, its) in self._reserved.items()}
+        if (crowding := to_give_up(ranges, address_range(host) or host or str(peer))) is None:
+            return False
+        del self._reserved[crowding]
+        return True
 
     def connect(self, source: PeerId, target: PeerId, now: float, place: str = "") -> Circuit | RelayStatus:
         """A circuit, which counts until `ended`, or why not. place: the range of addresses that the source comes from. Another's may have to end

@@ -19,6 +19,7 @@ from dilocox_peer.admission import Right
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.network import relay_protocol
 from dilocox_peer.network.bulk import until_heard
+from dilocox_peer.network.crowding import to_give_up
 from dilocox_peer.network.lasting import lasting
 from dilocox_peer.network.relay_desk import MOST_PIECE_BYTES, RESERVED_S, Circuit, RelayDesk, RelayTurns
 from dilocox_peer.network.relay_protocol import AskCircuit, RelayStatus
@@ -122,12 +123,18 @@ class Relay:
             self._tasks.discard(task)
 
     def _has_room(self, peer: PeerId) -> bool:
-        """Whether one more request of the peer is read; for its sake a stream may have to go on which nothing was said yet: one of who has
-        more than it would have, else the one that has been silent longest."""
+        """Whether one more request of the peer is read. For its sake one may have to go: the oldest of the range of addresses that has most, though it
+        is being answered; else a stream on which nothing was said yet, of who has more than it would have, or the one silent longest."""
         held = Counter(self._requests.values())
         if held[peer] >= MAX_REQUESTS_OF_PEER:
             return False
         if len(self._requests) < MAX_REQUESTS:
+            return True
+        places = {task: self._transport.doors.place_of(by) or str(by) for task, by in self._requests.items()}
+        if (crowding := to_give_up(places, self._transport.doors.place_of(peer) or str(peer))) is not None:
+            del self._requests[crowding]
+            self._unread.pop(crowding, None)
+            crowding.cancel()
             return True
         silent = max(self._unread, key=lambda task: held[self._requests[task]], default=None)  # the oldest of those
         if silent is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import base58
 import pytest
 
 from dilocox_peer.dht.records import Lease
@@ -29,7 +30,7 @@ from dilocox_peer.peer.state.backup import Annals
 from dilocox_peer.peer.state.backup_exchange import BACKUP_SERVICE, BackupServer
 from dilocox_peer.peer.state.guardian import Guardian
 from dilocox_peer.peer.state.survey import CHAIN_S, GRACE_S, Survey
-from dilocox_peer.signing import verify
+from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import PeerId
 from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage
 from tests.virtual_loop import run_virtually
@@ -71,10 +72,37 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_a_relay_answers_beside_streams_on_which_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def _asked_for(target: PeerId) -> bytes:
+    """A request for a circuit, as it is sent (specs/relay/circuit-v2.md)."""
+    name: bytes = base58.b58decode(target)
+    message = b"\x08\x01\x12" + bytes([len(name) + 2]) + b"\x0a" + bytes([len(name)]) + name
+    return bytes([len(message)]) + message
+
+
+MUTE = SigningKey(b"m" * 32).peer_id
+
+
+@pytest.mark.parametrize("said", [b"", _asked_for(MUTE)], ids=["nothing", "for a circuit to one that says nothing"])
+def test_a_relay_answers_beside_streams_on_which_nothing_comes_of_it(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a few names of one range of addresses; the second shut a relay to everybody."""
+
     async def main() -> None:
         class Transport:
-            doors = SimpleNamespace(keeper=SimpleNamespace(keep=lambda _is_kept: None), tell=lambda _event: None)
+            doors = SimpleNamespace(
+                keeper=SimpleNamespace(keep=lambda _is_kept: None),
+                tell=lambda _event: None,
+                place_of=lambda peer: "198.41.0.0/24" if peer == HONEST else "203.0.113.0/24",
+            )
+            reached = 0
+
+            async def paths(self) -> dict[PeerId, str]:
+                return {MUTE: "direct"}
+
+            async def open_stream(self, *_: Any) -> tuple[asyncio.StreamReader, Any]:
+                self.reached += 1
+                return _stream()
 
             async def take_protocol(self, _protocol: str, on_stream: Any, right: Any) -> None:
                 self.on_stream = on_stream
@@ -85,10 +113,14 @@ def test_a_relay_answers_beside_streams_on_which_nothing_is_said(monkeypatch: py
         transport: Any = Transport()
         relay = Relay(transport, 1e6, is_open=lambda: True)
         await relay.serve()
+        reader, writer = _stream(relay_protocol.RESERVE)
+        reader.feed_eof()
+        await transport.on_stream(MUTE, reader, writer)
+        assert writer.raw, "it has a place"
 
         async def floods(number: int) -> None:
             while True:
-                stream = transport.on_stream(PeerId(f"stranger {number % 12}"), *_stream())
+                stream = transport.on_stream(SigningKey(bytes([number % 12]) * 32).peer_id, *_stream(said))
                 await asyncio.wait({asyncio.create_task(stream)})
                 await asyncio.sleep(0.05)
 
@@ -103,6 +135,7 @@ def test_a_relay_answers_beside_streams_on_which_nothing_is_said(monkeypatch: py
             answered += bool(writer.raw)
             await _end([asking])
         assert answered == 20
+        assert bool(transport.reached) == bool(said)
         await _end(flooders)
         await relay.close()
 

@@ -61,6 +61,21 @@ def test_one_host_does_not_take_all_places():
     assert desk.reserve(A, host(2), 0.0) is RelayStatus.OK
 
 
+def test_one_range_of_addresses_does_not_keep_all_places() -> None:
+    """One /64 of IPv6 took all places of a relay, and so did eight hosts of one /24."""
+    desk = RelayDesk()
+    found = [desk.reserve(PeerId(f"p{number}"), f"2a01:4f8:1:2::{number:x}", 0.0) for number in range(MAX_RESERVED)]
+    assert found.count(RelayStatus.OK) == MAX_RESERVED_PER_HOST
+    for number in range(MAX_RESERVED):
+        desk.reserve(PeerId(f"q{number}"), f"31.0.1.{number // 8}", 0.0)
+    assert desk.num_reserved_at(0.0) == MAX_RESERVED
+    for number in range(2, 12):
+        assert desk.reserve(PeerId(f"home{number}"), host(number), 1.0) is RelayStatus.OK
+    assert desk.num_reserved_at(1.0) == MAX_RESERVED
+    assert all(desk.has(PeerId(f"home{number}"), 1.0) for number in range(2, 12))
+    assert desk.reserve(PeerId("q99"), "31.0.1.77", 1.0) is RelayStatus.FULL, "nor does it take one of another's"
+
+
 def test_places_are_bounded_and_free_again():
     desk = RelayDesk()
     found = [desk.reserve(PeerId(f"p{number}"), host(number), 0.0) for number in range(2 * MAX_RESERVED)]
