@@ -299,7 +299,7 @@ async def open_run(
         registering = asyncio.create_task(registrar.run(), name="notaries")
         stack.push_async_callback(_end, registering)
     look_now = archivist.look_soon if archivist is not None else lambda: None
-    reunion = Reunion(directory, manifest.stages.count, acquaintances, look_now)
+    reunion = Reunion(directory, manifest.stages.count, acquaintances, look_now, transport.paths)
     looking = asyncio.create_task(lasting(reunion.run, "those met before", listener), name="those met before")
     stack.push_async_callback(_end, looking)
     lookout = await _lookout(stack, manifest, transport, archivist, reunion, listener)

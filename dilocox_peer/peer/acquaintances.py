@@ -1,11 +1,12 @@
 """Addresses of peers met before, on disk: a volunteer whose link names a bootstrap that is gone still finds the run.
 
-One address a line, newest meeting first, bounded. What is read back is checked like any address; a damaged file is an
+One address a line, those that we were connected with first, bounded. What is read back is checked like any address; a damaged file is an
 empty one.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -13,11 +14,13 @@ from pathlib import Path
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
-from dilocox_peer.invitation import parse_multiaddr
+from dilocox_peer.invitation import address_range, parse_multiaddr
+from dilocox_peer.types import PeerId
 
 ACQUAINTANCES_FILE = "peers"  # in a run's folder
 MAX_KEPT = 16
 KEPT_ADDRESSES = 2  # of each peer
+KEPT_OF_RANGE = 4  # of public ones
 MAX_FILE_BYTES = 16 * 1024
 
 
@@ -50,12 +53,14 @@ class Acquaintances:
         self._path = path
         self.addresses = read_acquaintances(path)
 
-    async def remember(self, seen: Mapping[int, Sequence[Lease]], own: int) -> None:
-        """Writes down where these are, of all stages, whom the next start may look for. own: the stage that comes first."""
-        met = [text for lease in to_remember(seen, own) for text in lease.addresses[:KEPT_ADDRESSES]]
-        if set(met) <= set(self.addresses):
+    async def remember(self, seen: Mapping[int, Sequence[Lease]], own: int, met: Collection[PeerId]) -> None:
+        """Writes down where these are, of all stages, whom the next start may look for. own: the stage that comes first. met: peers that we are
+        connected with, without a relay."""
+        found = [text for lease in to_remember(seen, own, met) for text in entries_of(lease)]
+        kept = _few_of_each_range([*found, *self.addresses])
+        if set(kept) <= set(self.addresses):
             return
-        self.addresses = tuple(dict.fromkeys([*met, *self.addresses]))[:MAX_KEPT]
+        self.addresses = kept
         with suppress(OSError):  # a convenience for the next start
             await asyncio.to_thread(self._write)
 
@@ -64,10 +69,31 @@ class Acquaintances:
         write_acquaintances(self._path, self.addresses)
 
 
-def to_remember(leases: Mapping[int, Sequence[Lease]], own: int) -> list[Lease]:
-    """One of each stage in turn, ours first, in a stage the newest first: some of every stage are among the first few. Pure."""
+def to_remember(leases: Mapping[int, Sequence[Lease]], own: int, met: Collection[PeerId]) -> list[Lease]:
+    """One of each stage in turn, ours first, so that some of every stage are among the first few; in a stage those we are connected with before those
+    of whom there is nothing but a lease, and of either the newest first. Pure."""
     queues = [
-        sorted(leases[stage], key=lambda lease: -lease.incarnation)
+        sorted(leases[stage], key=lambda lease: (lease.peer not in met, -lease.incarnation))
         for stage in sorted(leases, key=lambda stage: (stage != own, stage))
     ]
     return [lease for turn in zip_longest(*queues) for lease in turn if lease is not None]
+
+
+def entries_of(lease: Lease) -> list[str]:
+    """A few addresses at which a start can enter by that peer, those outside a house first: none by way of a relay, which may be gone with the bootstrap."""
+    found = []
+    for text in lease.addresses:
+        with suppress(ConfigError):
+            found.append(parse_multiaddr(text, "peer"))
+    return [each.text for each in sorted(found, key=lambda each: not address_range(each.host))][:KEPT_ADDRESSES]
+
+
+def _few_of_each_range(addresses: Iterable[str]) -> tuple[str, ...]:
+    """As many as are kept, the first first: names cost nothing, so that one range of addresses would have the whole file."""
+    kept, of_range = list[str](), Counter[str]()
+    for text in dict.fromkeys(addresses):
+        place = address_range(parse_multiaddr(text, "peer").host)
+        of_range[place] += 1
+        if len(kept) < MAX_KEPT and (not place or of_range[place] <= KEPT_OF_RANGE):
+            kept.append(text)
+    return tuple(kept)

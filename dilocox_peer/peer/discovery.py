@@ -139,7 +139,8 @@ class Discovery:
     async def _remember(self, seen: Mapping[int, Sequence[Lease]]) -> None:
         """Writes down where those are, of all stages, whom the next start may look for."""
         others = {stage: [lease for lease in leases if lease.peer != self._me] for stage, leases in seen.items()}
-        await self._acquaintances.remember(others, self._stage)
+        met = [peer for peer, way in self._reaching.paths.items() if way in ("direct", "punched")]
+        await self._acquaintances.remember(others, self._stage, met)
 
     async def _meet(self, leases: Sequence[Lease]) -> None:
         """Has those of our stage dialled, and the new ones made known."""

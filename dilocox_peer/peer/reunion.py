@@ -5,13 +5,14 @@ then whoever joins by it finds nobody, and its page says that the stages are emp
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.errors import RunUnreachable
+from dilocox_peer.errors import PeerUnavailable, RunUnreachable
 from dilocox_peer.peer.acquaintances import Acquaintances
 from dilocox_peer.peer.arrival import keep_greeting
+from dilocox_peer.types import PeerId
 
 LOOKED_FOR_S = 150.0  # then each peer that is there has renewed its lease here
 FIRST_S, EVERY_S = 15.0, 60.0  # after which it is written down who is there
@@ -21,14 +22,20 @@ class Reunion:
     """Of one run at a bootstrap. `run` looks, then remembers, until it is cancelled."""
 
     def __init__(
-        self, directory: Directory, num_stages: int, acquaintances: Acquaintances, look_now: Callable[[], object]
+        self,
+        directory: Directory,
+        num_stages: int,
+        acquaintances: Acquaintances,
+        look_now: Callable[[], object],
+        paths: Callable[[], Awaitable[Mapping[PeerId, str]]],
     ) -> None:
         """directory: made with the addresses of the acquaintances. look_now: has whoever else reads the directory read it. is_looking: nobody of those has been
-        found yet, so that a stage that looks empty may not be."""
+        found yet, so that a stage that looks empty may not be. paths: the peers that we are connected with, and how."""
         self._directory = directory
         self._num_stages = num_stages
         self._acquaintances = acquaintances
         self._look_now = look_now
+        self._paths = paths
         self.is_looking = bool(acquaintances.addresses)
 
     async def run(self) -> None:
@@ -40,7 +47,8 @@ class Reunion:
             self._look_now()
         await asyncio.sleep(FIRST_S)
         while True:
-            with suppress(RunUnreachable):  # the beat tells it
+            with suppress(RunUnreachable, PeerUnavailable, TimeoutError):  # the beat tells it
                 seen = {stage: await self._directory.peers(stage) for stage in range(self._num_stages)}
-                await self._acquaintances.remember(seen, own=0)
+                met = [peer for peer, way in (await self._paths()).items() if way == "direct"]
+                await self._acquaintances.remember(seen, own=0, met=met)
             await asyncio.sleep(EVERY_S)
