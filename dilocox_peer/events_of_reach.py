@@ -89,6 +89,21 @@ class NobodyAnswers(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NobodyToEnterBy(Event):
+    """At a bootstrap: nobody answers whom it is to enter a run by that it has served before."""
+
+    num_known: int
+    LEVEL = "warning"
+
+    def line(self) -> str:
+        addresses = "the one known address" if self.num_known == 1 else f"any of {self.num_known} known addresses"
+        return (
+            f"nobody of the run answers at {addresses} (--initial-peers, and who was met before): it is served from here alone. The others are "
+            "looked for each minute, and who joins by this bootstrap's link finds what is here"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Starting(Event):
     """A step of the start-up begins. is_short: as a rule it is over at once."""
 

@@ -30,6 +30,7 @@ from dilocox_peer.cli.page import check_port, page_of
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
 from dilocox_peer.events import BootstrapReady, Failed, Left, Listener, Remark
+from dilocox_peer.events_of_reach import NobodyToEnterBy
 from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddr, parse_multiaddrs, with_port_raised
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.p2pd import check_listenable
@@ -249,7 +250,7 @@ async def open_run(
     from dilocox_peer.dht.directory import Directory
     from dilocox_peer.network.lasting import lasting
     from dilocox_peer.network.relaying import Relay
-    from dilocox_peer.network.transport import Transport
+    from dilocox_peer.network.transport import Transport, named_peers
     from dilocox_peer.peer import dialback
     from dilocox_peer.peer.acquaintances import ACQUAINTANCES_FILE, Acquaintances
     from dilocox_peer.peer.desk import Desk, OwnerRecords
@@ -260,25 +261,47 @@ async def open_run(
     if gate is not None:
         desk = Desk.open(gate, OwnerRecords(flags.home or default_home(), manifest.run_id), owner_key)
         stack.callback(desk.close)
-    transport = await Transport.create(
-        flags.peer_home.identity_path,
-        identity.peer_id,
-        namespace=manifest.run_id,
-        initial_peers=flags.initial_peers,
-        host_maddrs=listen,
-        announce_maddrs=announce,
-        runtime_dir=flags.peer_home.runtime_of(index),
-        is_public=True,
-    )
-    stack.push_async_callback(transport.close)
-    transport.doors.set_listener(listener)
     folder = flags.peer_home.run_folder(manifest.run_id)
     acquaintances = Acquaintances(folder / ACQUAINTANCES_FILE)
-    met = () if flags.initial_peers else acquaintances.addresses
-    directory = await Directory.create(
-        transport, manifest.run_id, identity.key, initial_peers=met or None, is_alone=bool(met)
-    )
+    known = tuple(dict.fromkeys((*flags.initial_peers, *acquaintances.addresses)))
+
+    async def network(initial_peers: Sequence[str]) -> Transport:
+        return await Transport.create(
+            flags.peer_home.identity_path,
+            identity.peer_id,
+            namespace=manifest.run_id,
+            initial_peers=initial_peers,
+            host_maddrs=listen,
+            announce_maddrs=announce,
+            runtime_dir=flags.peer_home.runtime_of(index),
+            is_public=True,
+        )
+
+    async def node(*, is_alone: bool) -> Directory:
+        return await Directory.create(
+            transport, manifest.run_id, identity.key, initial_peers=known or None, is_alone=is_alone
+        )
+
+    has_served = folder.is_dir()  # else a mistyped address would begin a second directory
+    is_alone = not flags.initial_peers and bool(known)
+    try:
+        transport = await network(flags.initial_peers)
+    except RunUnreachable:
+        if not has_served:
+            raise
+        transport, is_alone = await network(()), True
+        transport.named = named_peers(flags.initial_peers)
+    stack.push_async_callback(transport.close)
+    transport.doors.set_listener(listener)
+    try:
+        directory = await node(is_alone=is_alone)
+    except RunUnreachable:
+        if is_alone or not has_served:
+            raise
+        directory, is_alone = await node(is_alone=True), True
     stack.push_async_callback(directory.close)
+    if is_alone and flags.initial_peers:
+        listener(NobodyToEnterBy(len(known)))
     if desk is not None:
         directory.set_gate(desk.gate)
         if (admission := desk.admission_of(identity.peer_id)) is not None:
@@ -299,7 +322,7 @@ async def open_run(
         registering = asyncio.create_task(registrar.run(), name="notaries")
         stack.push_async_callback(_end, registering)
     look_now = archivist.look_soon if archivist is not None else lambda: None
-    reunion = Reunion(directory, manifest.stages.count, acquaintances, look_now, transport.paths)
+    reunion = Reunion(directory, manifest.stages.count, acquaintances, look_now, transport.paths, is_alone=is_alone)
     looking = asyncio.create_task(lasting(reunion.run, "those met before", listener), name="those met before")
     stack.push_async_callback(_end, looking)
     lookout = await _lookout(stack, manifest, transport, archivist, reunion, listener)

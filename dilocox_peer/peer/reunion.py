@@ -28,15 +28,17 @@ class Reunion:
         acquaintances: Acquaintances,
         look_now: Callable[[], object],
         paths: Callable[[], Awaitable[Mapping[PeerId, str]]],
+        *,
+        is_alone: bool,
     ) -> None:
         """directory: made with the addresses of the acquaintances. look_now: has whoever else reads the directory read it. is_looking: nobody of those has been
-        found yet, so that a stage that looks empty may not be. paths: the peers that we are connected with, and how."""
+        found yet, so that a stage that looks empty may not be. is_alone: there is somebody to look for. paths: the peers that we are connected with, and how."""
         self._directory = directory
         self._num_stages = num_stages
         self._acquaintances = acquaintances
         self._look_now = look_now
         self._paths = paths
-        self.is_looking = bool(acquaintances.addresses)
+        self.is_looking = is_alone
 
     async def run(self) -> None:
         if self.is_looking:
@@ -50,5 +52,6 @@ class Reunion:
             with suppress(RunUnreachable, PeerUnavailable, TimeoutError):  # the beat tells it
                 seen = {stage: await self._directory.peers(stage) for stage in range(self._num_stages)}
                 met = [peer for peer, way in (await self._paths()).items() if way == "direct"]
+                await self._directory.greet_initial_peers()  # whom the operator named may be back
                 await self._acquaintances.remember(seen, own=0, met=met)
             await asyncio.sleep(EVERY_S)

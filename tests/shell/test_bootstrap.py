@@ -31,11 +31,11 @@ START_S = 60.0
 class Bootstrap:
     """A running one; `links` when it has printed as many as it has runs."""
 
-    def __init__(self, home: Path, port: int, files: list[Path]) -> None:
+    def __init__(self, home: Path, port: int, files: list[Path], *more: str) -> None:
         self.process = subprocess.Popen(
             [
                 sys.executable, "-m", "dilocox_peer", "bootstrap", *map(str, files), "--home", str(home),
-                "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}",
+                "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}", *more,
             ],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
         )  # fmt: skip
@@ -135,6 +135,25 @@ def test_without_the_owners_key_it_serves_and_says_what_is_missing(tmp_path, run
     assert peer(tmp_path, "init", str(other), "--owner-key", str(tmp_path / "other.key")).returncode == 0
     refused = peer(tmp_path, "bootstrap", str(other), "--name", "b", "--owner-key", str(tmp_path / "elsewhere.key"))
     assert_refused(refused, 2, "signed none of these runs")
+
+
+@pytest.mark.slow
+def test_a_second_bootstrap_serves_what_it_has_served_when_the_first_is_gone(tmp_path, runs, started):
+    """It did not start, just when what it keeps is all that there is."""
+    run, port = runs[:1], free_port()
+    started.append(Bootstrap(tmp_path, port, run))
+    second = ("--name", "second", "--initial-peers", re.sub(r".*@|,.*", "", started[0].links[0]))
+    started[0].kill()
+    where = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+    assert_refused(peer(tmp_path, "bootstrap", str(run[0]), *second, *where), 3, "no peer of the run answers")
+    started.append(Bootstrap(tmp_path, port, run))
+    started.append(Bootstrap(tmp_path, 0, run, *second))
+    assert "nobody of the run answers" not in started[2].said
+    for each in started[1:]:
+        each.kill()
+    started.append(Bootstrap(tmp_path, 0, run, *second))
+    assert "nobody of the run answers at the one known address" in started[3].said
+    assert peer(tmp_path, "status", started[3].links[0], "--name", "me").returncode == 0
 
 
 @pytest.mark.slow
