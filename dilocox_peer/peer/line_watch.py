@@ -28,6 +28,7 @@ class LineWatch:
 
     _own: frozenset[str] = frozenset()
     _looked_at: tuple[float, float] | None = None
+    _has_slept: bool = False
     _tried: dict[PeerId, _TryOut] = field(default_factory=dict)
 
     def is_another(self, own: Iterable[str], now: float, wall: float) -> bool:
@@ -35,11 +36,12 @@ class LineWatch:
         wall: monotonic and wall-clock seconds; the first stands still while a computer sleeps, the second is set by people."""
         found, before = frozenset(own), self._own
         looked, self._looked_at = self._looked_at, (now, wall)
-        slept = looked is not None and max(now - looked[0], wall - looked[1]) > SLEPT_S
+        self._has_slept |= looked is not None and max(now - looked[0], wall - looked[1]) > SLEPT_S
         if not found:
             return False  # nothing can be dialled; what comes back may be the same line
         self._own = found
-        return slept or bool(before - found)  # another one beside it breaks nothing
+        slept, self._has_slept = self._has_slept, False  # a radio is back some seconds after the computer
+        return slept or bool(_in_use(before) - found)  # another one beside it breaks nothing
 
     def silent(self, connected: Iterable[PeerId], heard: Mapping[PeerId, float], now: float) -> list[PeerId]:
         """The peers to try out now: those that were heard before, and are no more. heard: when, the last time. Each is to be
@@ -68,3 +70,8 @@ class LineWatch:
         """What came of it."""
         if (tried := self._tried.get(peer)) is not None:
             tried.failures = 0 if is_there else tried.failures + 1
+
+
+def _in_use(own: frozenset[str]) -> frozenset[str]:
+    """Those that connections are made from: of a computer with IPv4 these alone. Its addresses of IPv6 are others every day, as privacy asks for."""
+    return frozenset(each for each in own if ":" not in each) or own

@@ -30,8 +30,18 @@ def test_a_cable_that_is_out_for_a_moment_changes_nothing_until_another_line_is_
 def test_an_address_more_breaks_nothing_and_one_that_is_gone_may():
     watch = LineWatch()
     watch.is_another(HOME, 0.0, 1000.0)
-    assert not watch.is_another([*HOME, "2a01:100::5"], 2.0, 1002.0)
+    assert not watch.is_another([*HOME, *CAFE], 2.0, 1002.0)
     assert watch.is_another(HOME, 4.0, 1004.0)
+
+
+def test_addresses_of_ipv6_come_and_go_beside_one_of_ipv4():
+    """With privacy extensions all connections were made anew once a day."""
+    watch = LineWatch()
+    watch.is_another([*HOME, "2a01:100::5"], 0.0, 1000.0)
+    assert not watch.is_another([*HOME, "2a01:100::6"], 2.0, 1002.0)
+    assert not watch.is_another(HOME, 4.0, 1004.0)
+    assert watch.is_another(["2a01:100::7"], 6.0, 1006.0), "IPv4 is gone"
+    assert watch.is_another(["2a01:200::7"], 8.0, 1008.0), "it has no other"
 
 
 def test_a_computer_that_slept_is_told_by_either_clock():
@@ -40,6 +50,13 @@ def test_a_computer_that_slept_is_told_by_either_clock():
     assert watch.is_another(HOME, 1.0, 1000.0 + 600.0)  # asleep: its monotonic clock stood still
     assert watch.is_another(HOME, 1.0 + SLEPT_S + 1, 1600.0 + SLEPT_S + 1)  # stopped
     assert not watch.is_another(HOME, 3.0 + SLEPT_S, 900.0)  # somebody has set the clock back
+
+
+def test_a_sleep_is_not_forgotten_where_the_line_comes_back_later():
+    watch = LineWatch()
+    watch.is_another(HOME, 0.0, 1000.0)
+    told = [watch.is_another(own, 2.0 + n, 1602.0 + n) for n, own in enumerate(([], [], HOME, HOME))]
+    assert told == [False, False, True, False]
 
 
 def test_who_is_silent_is_tried_out_and_ever_more_seldom():
