@@ -132,32 +132,56 @@ def better_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine
 
     Only the newest of a stage moves, never its last peer, and only to a stage that has at least two fewer.
     """
+    stage, turn, why = _thinner(stages, claimant, mine)
+    return (None, "") if turn else (stage, why)
+
+
+def _thinner(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int) -> tuple[int | None, int, str]:
+    """(stage, turn, why): one that has at least two fewer, and how many newer ones of its own come first."""
     peers = stages[mine]
-    if not claimant.is_dialable or not peers:
-        return None, ""
     movable = [lease for lease in peers if lease.is_reachable]  # who cannot be reached stays where it is
-    newest = max(movable, key=lambda lease: (lease.incarnation, lease.peer), default=None)
-    if newest is None or newest.peer != claimant.peer:
-        return None, ""
+    order = [lease.peer for lease in sorted(movable, key=lambda lease: (lease.incarnation, lease.peer), reverse=True)]
+    if not claimant.is_dialable or claimant.peer not in order:
+        return None, 0, ""
     others = [stage for stage in sorted(stages) if stage in claimant.fits and stage != mine]
     thinnest = min(others, key=lambda stage: len(stages[stage]), default=None)
     if thinnest is None or len(peers) - len(stages[thinnest]) < 2:
-        return None, ""
-    return thinnest, f"it has {len(stages[thinnest])} peers where stage {mine} has {len(peers)}"
+        return None, 0, ""
+    why = f"it has {len(stages[thinnest])} peers where stage {mine} has {len(peers)}"
+    return thinnest, order.index(claimant.peer), why
 
 
 def stage_that_waits(
     stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int, start_peers: int
-) -> tuple[int | None, str]:
-    """(stage, why) if claimant should move to one that has peers, and too few to begin with. Those who chose at one moment may all have chosen
-    the same: who had looked for the last time saw nothing of who came after it."""
-    stage, _ = better_stage(stages, claimant, mine)
+) -> tuple[int | None, int, str]:
+    """(stage, turn, why) if claimant could move to one that has peers, and too few to begin with. Those who chose at one moment may all have chosen
+    the same: who had looked for the last time saw nothing of who came after it. turn: how many others could and come first, as far as leases tell."""
+    stage, turn, _ = _thinner(stages, claimant, mine)
     if stage is None or not stages[stage]:
-        return None, ""  # an empty one may have been left a moment ago (EmptyStages)
+        return None, 0, ""  # an empty one may have been left a moment ago (EmptyStages)
     count = len(stages[stage])
     if count >= start_peers or any(lease.round > 1 for lease in stages[stage]):  # the one in training
-        return None, ""
-    return stage, f"it begins with {start_peers} peers and has {count}, where stage {mine} has {len(stages[mine])}"
+        return None, 0, ""
+    why = f"it begins with {start_peers} peers and has {count}, where stage {mine} has {len(stages[mine])}"
+    return stage, _bounded(turn, claimant.peer), why
+
+
+class ScantStages:
+    """Which stage has too few peers to begin with, and since when, as one peer sees it in look after look."""
+
+    def __init__(self) -> None:
+        self._since: tuple[int, float] | None = None
+
+    def to_fill(
+        self, stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int, start_peers: int, now: float
+    ) -> tuple[int | None, str]:
+        """(stage, why) that claimant should move to now: one seen so twice, as whoever it waits for may be on the way. The newest may not be able
+        to, or be nothing but a lease: the next has its turn after PATIENCE_S. now: seconds, of any clock that does not go back."""
+        stage, turn, why = stage_that_waits(stages, claimant, mine, start_peers)
+        if stage is None or self._since is None or self._since[0] != stage:
+            self._since = None if stage is None else (stage, now)
+            return None, ""
+        return (stage, why) if now - self._since[1] >= PATIENCE_S * turn else (None, "")
 
 
 def take_over(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int) -> tuple[int | None, int]:
@@ -172,9 +196,11 @@ def take_over(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: i
     if not empty or not claimant.is_dialable or claimant.peer not in order or not stages[mine]:
         return None, 0
     turn, which = divmod(order.index(claimant.peer), len(empty))
-    if turn >= MAX_TURNS:
-        turn = MAX_TURNS + sha256(claimant.peer.encode())[0] % MAX_TURNS
-    return empty[which], turn
+    return empty[which], _bounded(turn, claimant.peer)
+
+
+def _bounded(turn: int, peer: PeerId) -> int:
+    return turn if turn < MAX_TURNS else MAX_TURNS + sha256(peer.encode())[0] % MAX_TURNS
 
 
 def spare_order(stages: Mapping[int, Sequence[Lease]]) -> list[PeerId]:

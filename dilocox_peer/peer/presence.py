@@ -46,13 +46,19 @@ class Presence:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where others dial us, those that are of use to most of them first: a lease holds a few."""
-        own = self.transport.addresses
-        if self.reservations is not None and not self.reachability.is_known_direct:
+        own, is_direct = self.transport.addresses, self.reachability.is_known_direct
+        if self.reservations is not None and not is_direct:
             # Where a router sends us out nobody gets in by dialling: p2pd punches there, if nobody has knocked alone.
             outside = self.reachability.outside.hosts
             own = tuple(text for text in own if parse_multiaddr(text, "lease").host not in outside)
         public = [text for text in own if address_range(parse_multiaddr(text, "lease").host)]
-        return (*public, *self.addresses_of_relays, *(text for text in own if text not in public))
+        inside = (text for text in own if text not in public)
+        # A home with IPv6 has more addresses than a lease holds, and by none of them may anybody come in.
+        return (
+            (*public, *self.addresses_of_relays, *inside)
+            if is_direct
+            else (*self.addresses_of_relays, *public, *inside)
+        )
 
     @property
     def addresses_of_relays(self) -> tuple[str, ...]:

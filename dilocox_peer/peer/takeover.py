@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from dilocox_peer.dht.assignment import Claimant, EmptyStages, stage_that_waits
+from dilocox_peer.dht.assignment import Claimant, EmptyStages, ScantStages
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, RunUnreachable
@@ -60,7 +60,7 @@ class Takeover:
         self._stage = stage
         self._num_stages = num_stages
         self._start_peers = start_peers
-        self._waiting: int | None = None  # the stage that waited at the last look
+        self._scant = ScantStages()
         self._fits = fits
         self._linked_stages = linked_stages
         self._is_paused = is_paused
@@ -115,11 +115,11 @@ class Takeover:
         stage = self._empty.to_take_over(
             stages, claimant, self._stage, linked=linked, refused=refused, beside=self._beside, now=time.monotonic()
         )
-        waited, (self._waiting, why) = self._waiting, stage_that_waits(stages, claimant, self._stage, self._start_peers)
+        scant, why = self._scant.to_fill(stages, claimant, self._stage, self._start_peers, time.monotonic())
         if self._is_paused():
             return None
-        if stage is None:  # one that waits does so at two looks: whoever it waits for may be on the way
-            return Move(waited, why) if waited is not None and waited == self._waiting else None
+        if stage is None:
+            return None if scant is None else Move(scant, why)
         return Move(stage, f"nobody holds it, and stage {self._stage} has {len(stages[self._stage])} peers")
 
 

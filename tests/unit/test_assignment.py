@@ -10,6 +10,7 @@ from dilocox_peer.dht.assignment import (
     UNLINKED_S,
     Claimant,
     EmptyStages,
+    ScantStages,
     better_stage,
     choose_stage,
     is_full,
@@ -118,14 +119,36 @@ def test_a_stage_with_too_few_peers_to_begin_gets_one_that_another_can_spare():
     three = [lease("a", 0, incarnation=1), lease("b", 0, incarnation=2), lease("c", 0, incarnation=3)]
     waits = replace(lease("d", 1), round=1)  # in training
     stages = {0: three, 1: [waits]}
-    stage, why = stage_that_waits(stages, claimant("c"), 0, 2)
-    assert (stage, why) == (1, "it begins with 2 peers and has 1, where stage 0 has 3")
-    assert stage_that_waits(stages, claimant("b"), 0, 2)[0] is None, "the newest alone"
+    stage, turn, why = stage_that_waits(stages, claimant("c"), 0, 2)
+    assert (stage, turn, why) == (1, 0, "it begins with 2 peers and has 1, where stage 0 has 3")
+    assert stage_that_waits(stages, claimant("b"), 0, 2)[:2] == (1, 1), "the newest first"
     assert stage_that_waits(stages, claimant("c"), 0, 1)[0] is None, "it has enough"
     assert stage_that_waits({0: three[1:], 1: [lease("d", 1)]}, claimant("c"), 0, 2)[0] is None, "none to spare"
     assert stage_that_waits({0: three, 1: []}, claimant("c"), 0, 2)[0] is None, "an empty one is looked at for longer"
     begun = {0: three, 1: [replace(lease("d", 1), round=7)]}
     assert stage_that_waits(begun, claimant("c"), 0, 2)[0] is None, "it has begun, and goes on with fewer"
+
+
+def test_where_the_newest_does_not_go_the_next_does_and_no_two_at_once():
+    """It had come with --stage, or was nothing but a lease, and the run never began."""
+    forged = [lease(f"forged{number}", 0, incarnation=2**53 - 1 - number) for number in range(2)]
+    names = ["a", "b", "c"]
+    at = dict.fromkeys(names, 0)
+    looks = {name: ScantStages() for name in names}
+    moved: list[tuple[str, float]] = []
+    for now in range(0, 1000, 15):
+        for number, name in enumerate(names):
+            if at[name] or name == "c":  # its volunteer says --stage 0
+                continue
+            here = [lease(other, 0, incarnation=order) for order, other in enumerate(names) if not at[other]]
+            there = [lease(other, 1, incarnation=order) for order, other in enumerate(names) if at[other]]
+            stages = {0: [*forged, *here], 1: [replace(lease("d", 1), round=1), *there]}
+            stage, _ = looks[name].to_fill(stages, claimant(name), 0, 2, now + number)
+            if stage is not None:
+                at[name] = stage
+                moved.append((name, float(now)))
+    assert [name for name, _ in moved] == ["b"]
+    assert 3 * PATIENCE_S <= moved[0][1] <= 4 * PATIENCE_S, "two leases that nobody is behind, and one that stays"
 
 
 def test_a_difference_of_one_is_left_alone():
