@@ -127,6 +127,18 @@ def nearest(round_trips_s: Mapping[PeerId, float]) -> frozenset[PeerId]:
     return near if len(near) < len(round_trips_s) else frozenset()
 
 
+def where_they_are(stages: Mapping[int, Sequence[Lease]]) -> dict[int, list[Lease]]:
+    """Each peer where it was started last: the lease of one that was killed, and came back to another stage, stands for a while."""
+    newest: dict[PeerId, int] = {}
+    for leases in stages.values():
+        for lease in leases:
+            newest[lease.peer] = max(lease.incarnation, newest.get(lease.peer, 0))
+    return {
+        stage: [lease for lease in leases if lease.incarnation == newest[lease.peer]]
+        for stage, leases in stages.items()
+    }
+
+
 def better_stage(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int) -> tuple[int | None, str]:
     """(stage, why) if claimant, whose lease is among those of stage `mine`, should move; (None, "") if it should stay.
 

@@ -76,7 +76,7 @@ class RecordRoom:
         is_own = writer == giver.peer
         place, share = giver.place, _share_of(giver, is_own=is_own)
         if before is not None:
-            self._bytes[before.share] -= _cost(before.num_bytes)
+            self._less(before)
             if not is_own:  # that others hand it on again makes it no less its writer's, nor another's
                 place, share, is_own = before.place, before.share, before.is_own
         there[writer] = _Kept(place, is_own, share, num_bytes, expires_s)
@@ -87,11 +87,14 @@ class RecordRoom:
         there = self._keys[key]
         kept = there.pop(writer, None)
         if kept is not None:
-            self._bytes[kept.share] -= _cost(kept.num_bytes)
-            if not self._bytes[kept.share]:
-                del self._bytes[kept.share]
+            self._less(kept)
         if not there:
             del self._keys[key]
+
+    def _less(self, kept: _Kept) -> None:
+        self._bytes[kept.share] -= _cost(kept.num_bytes)
+        if not self._bytes[kept.share]:
+            del self._bytes[kept.share]
 
     def _has_share(self, giver: Giver, num_bytes: int, before: _Kept | None, *, is_own: bool, now: float) -> bool:
         share = _share_of(giver, is_own=is_own) if before is None or is_own else before.share

@@ -17,6 +17,7 @@ from dilocox_peer.dht.assignment import (
     eligible_stages,
     is_full,
     nearest,
+    where_they_are,
     why_full,
 )
 from dilocox_peer.dht.directory import Directory
@@ -207,4 +208,4 @@ async def _round_trip_s(transport: Transport, lease: Lease) -> float | None:
 
 async def _leases_of_all(directory: Directory, count: int) -> dict[int, list[Lease]]:
     found = await asyncio.gather(*(directory.peers(stage) for stage in range(count)))
-    return dict(enumerate(found))
+    return where_they_are(dict(enumerate(found)))

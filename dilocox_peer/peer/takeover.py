@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from dilocox_peer.dht.assignment import Claimant, EmptyStages, ScantStages
+from dilocox_peer.dht.assignment import Claimant, EmptyStages, ScantStages, where_they_are
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, RunUnreachable
@@ -107,7 +107,9 @@ class Takeover:
         return all(await asyncio.gather(*map(refuses, leases)))
 
     async def _look(self) -> Move | None:
-        stages = {stage: await self._directory.peers(stage) for stage in range(self._num_stages)}
+        stages: dict[int, Sequence[Lease]] = {
+            **where_they_are({stage: await self._directory.peers(stage) for stage in range(self._num_stages)})
+        }
         linked = self._linked_stages()
         refused = [stage for stage in self._beside if stage not in linked and await self._is_gone(stages[stage])]
         stages |= {stage: [] for stage in refused}

@@ -17,6 +17,7 @@ from dilocox_peer.dht.assignment import (
     nearest,
     stage_that_waits,
     take_over,
+    where_they_are,
     why_full,
 )
 from dilocox_peer.dht.records import Lease
@@ -149,6 +150,11 @@ def test_where_the_newest_does_not_go_the_next_does_and_no_two_at_once():
                 moved.append((name, float(now)))
     assert [name for name, _ in moved] == ["b"]
     assert 3 * PATIENCE_S <= moved[0][1] <= 4 * PATIENCE_S, "two leases that nobody is behind, and one that stays"
+
+
+def test_a_peer_that_was_killed_and_came_back_elsewhere_leaves_its_stage_empty():
+    stages = {0: [lease("a", 0), lease("b", 0)], 1: [lease("c", 1, incarnation=5)], 2: [lease("c", 2, incarnation=6)]}
+    assert where_they_are(stages) == {**stages, 1: []}
 
 
 def test_a_difference_of_one_is_left_alone():
