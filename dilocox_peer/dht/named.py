@@ -24,6 +24,7 @@ from dilocox_peer.types import PeerId
 MOST_ASKED = 3  # of the peers that a link names; one drawn at a time to read
 ASKED_AGAIN_S, MOST_S = 20.0, 120.0  # the latter is longer than a lease lives
 RECORD_S = 0.2  # longer for each record that they told
+ASK_S = 4.0
 MAX_KEYS = 1024  # the longest unasked is forgotten
 
 Records = dict[PeerId, tuple[bytes, float]]
@@ -84,13 +85,15 @@ class NamedPeers:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     async def find(self, keys: Sequence[str]) -> dict[str, Records]:
-        """What they tell of these keys, now or a while ago. Never raises; the caller has the deadline."""
+        """What they tell of these keys, now or a while ago. Takes at most ASK_S: the nearest may have answered where these are gone."""
         now = self._now()
         due = [key for key in keys if key not in self._told or self._told[key].again_at <= now]
         if due and (peers := self._here()):
-            for peer in self._rng.sample(peers, len(peers)):
-                if await self._ask(peer, due):
-                    break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_S):
+                    for peer in self._rng.sample(peers, len(peers)):
+                        if await self._ask(peer, due):
+                            break
         alive = self._clock()
         return {
             key: {peer: each for peer, each in self._told[key].records.items() if each[1] > alive}
