@@ -603,6 +603,33 @@ def test_a_leader_gives_way_to_whoever_leads_the_higher_ballot() -> None:
     assert not table.said(first, Prepare)
 
 
+def test_acks_that_come_after_a_higher_ballot_was_asked_for_count_still() -> None:
+    """It had promised and counted no more, so that three members took five ballots (slices, seed 9738)."""
+    table = Table("a", "b", "c").start()
+    first, second, third = table.by_rank()
+    at = table.seat(first).at()
+    late: list[Ack] = []
+
+    def hold_back(sender: PeerId, to: PeerId, message: Message) -> bool:
+        if isinstance(message, Ack) and sender == third:
+            late.append(message)
+        return isinstance(message, Ack | Prepare)
+
+    table.swallow = hold_back
+    table.offer("a", "b", "c")
+    table.wait(1.25 * TIMING.ballot_start_s)  # the second's turn has come
+    table.swallow = lambda sender, to, message: isinstance(message, Ack | Promise)
+    table.give(PeerId(first), Received(PeerId(second), Prepare(*at, 1)))
+    assert [message.ballot for message in table.said(first, Promise)] == [1]
+    assert table.machine(first).round == 0
+    table.give(PeerId(first), Received(PeerId(third), late[0]))
+    assert (table.machine(first).round, table.machine(first).chain[-1].ballot) == (1, 0)
+    head = table.machine(first).head
+    table.swallow = lambda sender, to, message: False
+    table.wait(2 * TIMING.retry_s)
+    assert table.heads() == {head}
+
+
 def test_a_first_leader_that_promised_before_its_restart_asks_at_once() -> None:
     table = Table("a", "b", "c").start()
     first, second, third = table.by_rank()

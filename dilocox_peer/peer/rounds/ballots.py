@@ -74,6 +74,7 @@ class Ballots:
         self._turns = Turns(seat, members, slicing)
         self.certificate: Certificate | None = None
         self._lead: Lead | None = None
+        self._overtaken: Lead | None = None  # our last one with a value, above which somebody has asked
         self._first: Lead | None = None  # of ballot 0, while its value is drafted
         self.pending: Pending | None = None
         self._excluded = arrivals.excluded
@@ -172,18 +173,15 @@ class Ballots:
         return slicing.overheard.has_news() and self.jury.heeds_all
 
     def on_ack(self, sender: PeerId, message: Ack) -> str | None:
-        lead, seat = self._lead, self._seat
-        if lead is None or lead.value is None or message.ballot != lead.ballot or sender in lead.acks:
+        lead = next((each for each in (self._lead, self._overtaken) if each and each.ballot == message.ballot), None)
+        if lead is None or lead.value is None or sender in lead.acks:
             return None
-        if message.value != lead.value.digest():
-            return "accepts what was not proposed"
-        if sender not in seat.order:
-            return "accepts and is not in the roster"
-        if not seat.verifies(sender, message.signature, lead.value, view=seat.place.view, ballot=lead.ballot):
-            return "a signature that does not verify"
-        self.jury.hear(sender, seat.voted(lead.value, message.signature, ballot=lead.ballot))
+        if reason := lead.why_not_acked(sender, message, self._seat):
+            return reason
+        self.jury.hear(sender, self._seat.voted(lead.value, message.signature, ballot=lead.ballot))
         lead.acks[sender] = message.signature
         lead.nackers.discard(sender)
+        self._count(lead, lead.value)
         return None
 
     def on_nack(self, sender: PeerId, message: Nack, now: float) -> None:
@@ -367,6 +365,7 @@ class Ballots:
         assert ballot > seat.votes.promised, f"ballot {ballot} after {seat.votes.promised}"
         self._turns.follow(ballot, now)
         own = {seat.me: seat.promise(ballot, seat.votes.accepted)}
+        self._give_way()
         self._lead = Lead(ballot, now, promises={seat.me: seat.votes.accepted}, signed=own)
         self._lead.resend_at = now + seat.jittered(seat.timing.retry_s)
         return [seat.vote(promised=ballot), *send_all(seat.others, Prepare(*seat.at(), ballot))]
@@ -374,18 +373,12 @@ class Ballots:
     def _go_on_leading(self, lead: Lead, now: float) -> list[Action]:
         seat = self._seat
         if lead.ballot < seat.votes.promised:
-            self._lead = None
-            return []
+            return self._give_way()
         actions: list[Action] = []
         if lead.value is None:
             actions += self._choose(lead, now)
-        elif self._seat.is_quorum(lead.acks):
-            self.certificate = seat.certificate(lead.value, lead.acks, view=seat.place.view, ballot=lead.ballot)
-            return []
         elif lead.nacked.keys() - self._excluded and not self._seat.is_quorum(self._could_ack(lead, now)):
-            # Those that most refuse: one member alone does not talk everybody's contributions out of the round.
-            refusals = {blob: len(peers) for blob, peers in lead.nacked.items() if blob not in self._excluded}
-            self._excluded |= {blob for blob, count in refusals.items() if count == max(refusals.values())}
+            self._excluded |= lead.most_refused(self._excluded)
             return self._lead_above(seat.votes.promised, now)
         if self._lead is lead and self.certificate is None:
             if now >= self._turns.due:  # our ballot goes on, though, until somebody asks in a higher one
@@ -396,6 +389,15 @@ class Ballots:
                 lead.resend_at = now + seat.jittered(seat.timing.retry_s)
                 actions += self._ask_again(lead)
         return actions
+
+    def _give_way(self) -> list[Action]:
+        self._overtaken, self._lead = self._lead if self._lead and self._lead.value else self._overtaken, None
+        return []
+
+    def _count(self, lead: Lead, value: Value) -> None:
+        """With a quorum of ACKs it is certified, overtaken or not: whoever leads above it has to find its value, and may propose no other."""
+        if self._seat.is_quorum(lead.acks):
+            self.certificate = self._seat.certificate(value, lead.acks, view=self._seat.place.view, ballot=lead.ballot)
 
     def _choose(self, lead: Lead, now: float) -> list[Action]:
         """With a quorum of promises: the accepted value of the highest ballot, else one of our own."""
@@ -457,10 +459,8 @@ class Ballots:
             actions += self._backed(seat.vote(promised=lead.ballot, accepted=accepted))
         lead.acks[seat.me] = signature
         self._turns.proposed(lead.ballot, now)
-        if self._seat.is_quorum(lead.acks):
-            self.certificate = seat.certificate(value, lead.acks, view=seat.place.view, ballot=lead.ballot)
-            return actions
-        return [*actions, *self._asked(lead, value, seat.others)]
+        self._count(lead, value)
+        return actions if self.certificate is not None else [*actions, *self._asked(lead, value, seat.others)]
 
     def _ask_again(self, lead: Lead) -> list[Action]:
         seat = self._seat

@@ -4,10 +4,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.holdings import Holdings, part_of
+from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Value
-from dilocox_peer.wire.rounds import Accepted, Justification, Nack, Promised
+from dilocox_peer.wire.rounds import Accepted, Ack, Justification, Nack, Promised
 
 
 @dataclass(slots=True)
@@ -26,6 +27,22 @@ class Lead:
     resend_at: float = 0.0
     outbid: int = 0  # highest ballot that a NACK named as promised
     outbid_at: float = FOREVER  # when to ask above it, if whoever leads it has not been heard by then
+
+    def why_not_acked(self, sender: PeerId, message: Ack, seat: Seat) -> str | None:
+        """What is wrong with an ACK in this ballot, or None."""
+        assert self.value is not None, "an ACK of nothing"
+        if message.value != self.value.digest():
+            return "accepts what was not proposed"
+        if sender not in seat.order:
+            return "accepts and is not in the roster"
+        if not seat.verifies(sender, message.signature, self.value, view=seat.place.view, ballot=self.ballot):
+            return "a signature that does not verify"
+        return None
+
+    def most_refused(self, excluded: Collection[Digest]) -> set[Digest]:
+        """Those that most refuse, but for what is excluded: one member alone does not talk everybody's contributions out of the round."""
+        refusals = {blob: len(peers) for blob, peers in self.nacked.items() if blob not in excluded}
+        return {blob for blob, count in refusals.items() if count == max(refusals.values())}
 
     def is_outbid(self, sender: PeerId, message: Nack, highest: int) -> bool:
         """Takes a NACK in this ballot in; whether it names a higher promised one than was known. highest: those above it are not heeded.
