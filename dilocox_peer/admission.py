@@ -133,7 +133,21 @@ class Revocations:
     def with_also(self, target: bytes, now_ms: int, *, others: Iterable[tuple[bytes, int]] = ()) -> "Revocations":
         """Unsigned, with target taken back as of now. others: of a list that was written elsewhere. Raises ValueError when
         the list is full."""
-        entries = {**self.by_target, **dict(others), target: now_ms}
+        return self._with([*others, (target, now_ms)], now_ms)
+
+    def covers(self, other: "Revocations") -> bool:
+        """Whether whatever other takes back is taken back by this one too."""
+        known = self.by_target
+        return all(known.get(each, -1) >= revoked_ms for each, revoked_ms in other.entries)
+
+    def joined(self, other: "Revocations") -> "Revocations":
+        """Unsigned, newer than both, with what either takes back. Raises ValueError when the list is full."""
+        return self._with(other.entries, other.number + 1)
+
+    def _with(self, others: Iterable[tuple[bytes, int]], now_ms: int) -> "Revocations":
+        entries = self.by_target
+        for each, revoked_ms in others:  # who was put out twice was put out at the later time
+            entries[each] = max(revoked_ms, entries.get(each, 0))
         if len(entries) > MAX_REVOKED:
             raise ValueError(f"{MAX_REVOKED} are revoked already, no more fit: a run with a new manifest starts afresh")
         return Revocations(self.run_id, max(self.number + 1, now_ms), tuple(sorted(entries.items())))
@@ -216,7 +230,7 @@ class Gate:
         if not shown.is_pass:
             return "it shows an invitation for many, not its own pass"
         reason = self.why_not(shown, peer, Right.READ, now, check_signature=True)
-        is_better = known is None or _age(known) < _age(shown) or self.why_not(known, peer, Right.READ, now) is not None
+        is_better = known is None or age(known) < age(shown) or self.why_not(known, peer, Right.READ, now) is not None
         if reason is None and is_better:
             self.passes[peer] = shown
             self.passes.move_to_end(peer)
@@ -294,6 +308,12 @@ class PassMaker:
         """Whether a pass of it for peer is one use more; one that has come in by it gets its pass again."""
         return not grant.is_pass and peer not in self._used.get(grant.grant_id, set())
 
+    def joined(self, one: Revocations, other: Revocations) -> Revocations:
+        """What either takes back, signed, where neither has all of it; else the one that has. Raises ValueError when the list is full."""
+        if one.covers(other):
+            return one
+        return other if other.covers(one) else one.joined(other).signed_by(self._owner)
+
     def own_pass(self, peer: PeerId, now: float) -> Grant:
         """Key of the process that holds the owner's key. Written down nowhere: it makes itself another when it starts again."""
         unsigned = Grant(
@@ -334,5 +354,6 @@ def told_to_itself(reason: str) -> str:
     return reason.replace("its invitation", "the invitation", 1).replace("it was put out", "this peer was put out", 1)
 
 
-def _age(grant: Grant) -> tuple[int, int]:
+def age(grant: Grant) -> tuple[int, int]:
+    """By which the later of two is told."""
     return grant.issued_ms, grant.expires_s

@@ -1,8 +1,11 @@
 """Looks now and then how much of the disk a peer takes, all its runs and logs together, and has it leave beyond `--max-disk`."""
 
 import asyncio
+import os
 import shutil
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from dilocox_peer.events import Listener, Remark
@@ -14,11 +17,11 @@ LOOK_S = 30.0
 def folder_bytes(folder: Path) -> int:
     """Of all files in it. Files that come and go meanwhile may be missed."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat(follow_symlinks=False).st_size if path.is_file() else 0
-        except OSError:
-            continue  # it has gone
+    for root, _folders, files in os.walk(folder):  # goes by folders that have gone
+        for name in files:
+            with suppress(OSError):
+                found = (Path(root) / name).stat(follow_symlinks=False)
+                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
     return total
 
 

@@ -16,6 +16,7 @@ import psutil
 
 from dilocox_peer.cli.hours import Pausable
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.files import will_pass
 
 LOOK_S = 5.0
 BUSY_S, CALM_S = 10.0, 30.0  # others are looked at over the last so many seconds to pause, and to resume
@@ -68,7 +69,9 @@ def read_usage(root: Path = Path("/")) -> Usage:
     try:
         first = (root / "proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
         columns = [int(each) for each in first[1 : SUMMED_COLUMNS + 1]]
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if will_pass(error):
+            raise
         columns = []
     if len(columns) < SUMMED_COLUMNS:
         raise ConfigError("--only-idle needs /proc/stat, which this system lacks: use --hours or --nice 19 instead")
@@ -95,7 +98,12 @@ async def keep_idle(peer: Pausable, read: Callable[[], Usage] = read_usage, *, l
     idleness = Idleness(cores)
     while True:
         was_idle = idleness.is_idle
-        is_idle, used = idleness.take(await asyncio.to_thread(read))
+        try:
+            is_idle, used = idleness.take(await asyncio.to_thread(read))
+        except Exception:
+            if not was_idle:  # whoever looks again begins anew
+                peer.resume(WHO, "whether others use the machine cannot be told")
+            raise
         if is_idle != was_idle:
             if is_idle:
                 peer.resume(WHO, "the machine is idle again")

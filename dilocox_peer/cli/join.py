@@ -5,10 +5,11 @@ Around the session: the dashboard or plain lines, the control socket, the log fi
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -33,6 +34,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Failed, Remark
 from dilocox_peer.invitation import parse_invitation, parse_multiaddrs
 from dilocox_peer.network.autogroup import giving_way
+from dilocox_peer.network.lasting import lasting
 from dilocox_peer.peer.control import Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity
 from dilocox_peer.peer.settings import (
@@ -213,29 +215,25 @@ async def _stay(
         if on_screen:
             stack.enter_context(_screen(observer, controls))
         if hours is not None:
-            keep_task(stack, keep_hours(hours, session), "--hours", observer)
+            keep_task(stack, lambda: keep_hours(hours, session), "--hours", observer)
         if flags.only_idle:
-            keep_task(stack, keep_idle(session), "--only-idle", observer)
+            keep_task(stack, lambda: keep_idle(session), "--only-idle", observer)
         if flags.on_battery is OnBattery.PAUSE:
-            keep_task(stack, keep_mains(session), "--on-battery", observer)
+            keep_task(stack, lambda: keep_mains(session), "--on-battery", observer)
         if (max_gb := flags.at_most.max_disk) is not None:
-            watch = keep_within(
-                flags.peer_home.folder, max_gb, lambda why: stop.ask(why, ConfigError.exit_code), observer
-            )
-            keep_task(stack, watch, "--max-disk", observer)
+            folder, give_up = flags.peer_home.folder, partial(_leave_for, stop)
+            keep_task(stack, lambda: keep_within(folder, max_gb, give_up, observer), "--max-disk", observer)
         observer.add(counted.take)
         await run_within(counted, session, stop.wait, observer)
 
 
-def keep_task(stack: AsyncExitStack, work: Coroutine[Any, Any, None], flag: str, observer: Observer) -> None:
-    """Runs it until the stack is left; should it fail, the log says so, as training goes on without it."""
+def _leave_for(stop: Stop, why: str) -> None:
+    stop.ask(why, ConfigError.exit_code)
 
-    def tell(task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            observer(Failed(flag, f"{type(error).__name__}: {error}; it is not heeded any more"))
 
-    task = asyncio.create_task(work, name=flag)
-    task.add_done_callback(tell)
+def keep_task(stack: AsyncExitStack, work: Callable[[], Awaitable[None]], flag: str, observer: Observer) -> None:
+    """Runs it until the stack is left; should it fail, the log says so, and it begins anew: a limit that a volunteer has set holds."""
+    task = asyncio.create_task(lasting(work, flag, observer), name=flag)
     stack.callback(task.cancel)
 
 

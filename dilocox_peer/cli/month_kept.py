@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,9 +39,7 @@ def read_month(path: Path, now: Month) -> tuple[Month, str]:
         return now, ""
     except (OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError) as error:
         return now, f"{path} cannot be read ({type(error).__name__}): this month's traffic is counted from 0"
-    if found.later(now):  # written while the clock was ahead: kept as it is, the peer would be away until then
-        return replace(now, sent=found.sent, received=found.received), ""
-    return (now if now.later(found) else found), ""
+    return (now if now.later(found) else found), ""  # a clock that is behind at the start may be set in a moment
 
 
 def write_month(path: Path, month: Month) -> None:
@@ -61,9 +58,10 @@ class MonthKept:
         max_gb: float | None,
         listener: Listener,
         local: Callable[[], time.struct_time] = time.localtime,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = folder / FILE_NAME
-        self._listener, self._local = listener, local
+        self._listener, self._local, self._clock = listener, local, clock
         month, wrong = read_month(self._path, Month.at(local()))
         if wrong:
             listener(Remark(wrong))
@@ -82,13 +80,13 @@ class MonthKept:
             case _:
                 return
         with self._lock:
-            self._allowance.on_month(Month.at(self._local()))
+            self._allowance.on_month(Month.at(self._local()), self._clock())
             self._allowance.take(counter, sent, received)
 
     @property
     def is_used_up(self) -> bool:
         with self._lock:
-            self._allowance.on_month(Month.at(self._local()))
+            self._allowance.on_month(Month.at(self._local()), self._clock())
             return self._allowance.is_used_up
 
     def words(self) -> str:

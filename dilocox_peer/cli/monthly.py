@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 GB = 1e9
+AHEAD_S, BEHIND_S = 600.0, 86400.0  # that a clock says so before it is believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,22 @@ class MonthlyAllowance:
         self.month = month
         self.allowed = allowed
         self._last: dict[str, tuple[int, int]] = {}
+        self._other: tuple[Month, float] | None = None  # another month than ours, which the clock says since then
 
-    def on_month(self, now: Month) -> bool:
-        """Whether another month has begun; a clock that goes back begins none."""
-        if not now.later(self.month):
-            return False
-        self.month = now
-        return True
+    def on_month(self, now: Month, at_s: float) -> None:
+        """now: by the clock on the wall, which may be set. at_s: by one that only runs. The next month begins at once; what lies further ahead has to stand
+        for AHEAD_S, so that a moment in another year forgets nothing; and an earlier one for BEHIND_S, with what was counted: a computer without a
+        clock of its own starts years ago, and one whose clock was ahead would be away until then."""
+        if (now.year, now.month) == (self.month.year, self.month.month):
+            self._other = None
+            return
+        if self._other is None or self._other[0] != now:
+            self._other = (now, at_s)
+        is_later, stood_s = now.later(self.month), at_s - self._other[1]
+        if is_later and (str(now) == self.month.next_first[:-3] or stood_s >= AHEAD_S):
+            self.month, self._other = now, None
+        elif not is_later and stood_s >= BEHIND_S:
+            self.month, self._other = replace(now, sent=self.month.sent, received=self.month.received), None
 
     def take(self, counter: str, sent: int, received: int) -> None:
         """What one of several counters has come to."""

@@ -74,18 +74,19 @@ def _go_back(folder: Path, branch: "LeftBranch", flags: RecoverFlags, identity: 
     if manifest is None:
         raise ConfigError(f"{folder} has no settings of its run: join the run once, then recover")
     owner = _owner_key(flags, manifest)
-    branches = LeftBranches(folder)
+    branches, done = LeftBranches(folder), "nothing was done"
     try:
         backup = branches.load(branch, manifest, verify)
         keeper = Keeper(folder, manifest, branch.stage, lambda event: say(event.line()))
         try:
             _keep_present(branches, keeper, manifest, backup, branch.tip, say)
             checkpoint = None if owner is None else _vouch(keeper, manifest, backup, owner)
+            done = "it is done in part: make room, and run the same again"
             keeper.adopt(backup, me=identity.peer_id, checkpoint=checkpoint)
         finally:
             keeper.close()
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be used: {error.strerror}; nothing else was done") from None
+        raise ConfigError(f"{folder} cannot be used: {error.strerror}; {done}") from None
     say(
         f"back at round {backup.state.round} of stage {branch.stage} ({branch.tip}): the next `join` goes on from there"
     )
@@ -104,7 +105,7 @@ def _keep_present(
     say: Say,
 ) -> None:
     """Where the peer is now can be gone back to as well."""
-    if keeper.durable is None:
+    if keeper.durable is None or not keeper.has_state:  # of a published model it may never have come, or be damaged
         return
     present = keeper.durable.appended
     taken = {certificate.head for certificate in backup.certificates}

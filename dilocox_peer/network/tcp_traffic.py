@@ -30,6 +30,7 @@ RTT_AT, BYTES_AT, LEAST_RTT_AT = (
 )  # of tcp_info, since Linux 4.6: microseconds; bytes acknowledged, then received
 BUFFER_BYTES = 256 * 1024
 TIMEOUT_S = 1.0
+MAX_KNOWN = 4096  # connections that are not seen, of which what they had moved is kept in mind
 HOME_RTT_S = 0.005  # beyond it nobody is taken for one of the network at home
 UNKNOWN_RTT = 0xFFFFFFFF
 _INODE = re.compile(r"socket:\[(\d+)\]")
@@ -68,7 +69,7 @@ class Traffic:
 
     sent: int = 0
     received: int = 0
-    _last: dict[int, tuple[int, int]] = field(default_factory=dict)  # of those that were open at the last look
+    _last: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each, the latest seen last
 
     def take(self, found: Mapping[int, tuple[int, int]]) -> None:
         """found: (sent, received) of those open now, by cookie."""
@@ -76,7 +77,10 @@ class Traffic:
             before = self._last.get(cookie, (0, 0))
             self.sent += max(0, sent - before[0])
             self.received += max(0, received - before[1])
-        self._last = dict(found)
+        # A look may miss some, or fail: what they moved before is not to be counted again.
+        self._last = {**{cookie: last for cookie, last in self._last.items() if cookie not in found}, **found}
+        for cookie in list(self._last)[: -MAX_KNOWN - len(found)]:
+            del self._last[cookie]
 
 
 def connections_in(answer: bytes, inodes: Collection[int] | None = None) -> Iterator[Connection]:

@@ -6,6 +6,7 @@ at a time counts: another that opens `redeemed` is refused.
 """
 
 import asyncio
+import errno
 import fcntl
 import os
 import re
@@ -25,6 +26,19 @@ from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import Digest, PeerId, RunId
 from dilocox_peer.wire.directives import MAX_DIRECTIVE_BYTES, Directive, read_directive, why_not_directive
 from dilocox_peer.wire.records import MAX_GRANT_BYTES, MAX_REVOCATIONS_BYTES
+
+
+def open_folder(folder: Path) -> None:
+    """Makes the records' folder, in the owner's home, for whom that home belongs to: root may say something at the home of a service, whose bootstrap is
+    another user. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.geteuid() != 0:
+        return
+    home = folder.parent.parent.stat()
+    for each in (folder.parent, folder):
+        if each.stat().st_uid != home.st_uid:
+            os.chown(each, home.st_uid, home.st_gid)
+
 
 _REDEEMED = re.compile(r"([0-9a-f]{32}) ([1-9A-HJ-NP-Za-km-z]{46,64})")
 
@@ -56,7 +70,7 @@ class OwnerRecords:
     def write_revocations(self, revocations: Revocations) -> None:
         """The file is the old one or the new one, never a part. Raises ConfigError."""
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            open_folder(self.folder)
             # No secret; the bootstrap may run as another user than the one who revokes.
             replace_file(self._revocations, [revocations.to_bytes()])
         except OSError as error:
@@ -82,7 +96,7 @@ class OwnerRecords:
     def write_directive(self, directive: Directive) -> None:
         """As write_revocations."""
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            open_folder(self.folder)
             replace_file(self._directive, [directive.to_bytes()])
         except OSError as error:
             raise ConfigError(f"{self._directive} cannot be written: {error.strerror}") from None
@@ -97,7 +111,7 @@ class Redeemed:
 
     def __init__(self, path: Path) -> None:
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            open_folder(path.parent)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,8 +134,16 @@ class Redeemed:
 
     def add(self, grant_id: bytes, peer: PeerId) -> None:
         """On disk when it returns. Raises OSError."""
-        os.write(self._fd, f"{grant_id.hex()} {peer}\n".encode("ascii"))
-        os.fsync(self._fd)
+        line = f"{grant_id.hex()} {peer}\n".encode("ascii")
+        size_bytes = os.fstat(self._fd).st_size
+        try:
+            if os.write(self._fd, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._fd)
+        except OSError:
+            with suppress(OSError):  # half a line would count for nobody
+                os.ftruncate(self._fd, size_bytes)
+            raise
 
     def close(self) -> None:
         os.close(self._fd)
@@ -175,9 +197,13 @@ class Desk:
         Raises ConfigError, RunUnreachable.
         """
         records, gate = self._records, self.gate
-        gate.take(await asyncio.to_thread(records.revocations, run_id=gate.run_id, owner=gate.owner))
+        own = await asyncio.to_thread(records.revocations, run_id=gate.run_id, owner=gate.owner)
+        gate.take(own)
         found = await directory.fetch_revocations()
-        if found is not None and gate.take(found):
+        if found is not None and self.registrar is not None:  # each written where the other was not known yet
+            with suppress(ValueError):
+                found = self.registrar.joined(own, found)
+        if found is not None and gate.take(found) and found.covers(own):
             await asyncio.to_thread(records.write_revocations, found)
         if gate.revocations.entries:
             await directory.publish_revocations(gate.revocations)

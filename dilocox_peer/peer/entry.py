@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dilocox_peer.admission import Admission, Gate, Grant, Revocations, Right, told_to_itself
+from dilocox_peer.admission import Admission, Gate, Grant, Revocations, Right, age, told_to_itself
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunRefused, RunUnreachable
 from dilocox_peer.files import replace_file
@@ -87,9 +87,10 @@ async def _own_pass(newcomer: Newcomer, gate: Gate, run_name: str, transport: Tr
     kept = kept_pass(newcomer.folder)
     why_not_kept = _why_not(gate, kept, newcomer) if kept is not None else None
     why_not_grant = _why_not(gate, grant, newcomer) if grant is not None else None
-    # Another invitation that is good is a renewal; the one that this pass is of, or a bad one, changes nothing.
-    is_renewed = grant is not None and why_not_grant is None and (kept is None or grant.grant_id != kept.grant_id)
-    if kept is not None and why_not_kept is None and not is_renewed:
+    # A later invitation that is good is a renewal; the one that this pass is of, an older one of a link that is still in use somewhere, or a bad one changes nothing.
+    is_good = kept is not None and why_not_kept is None
+    is_renewed = grant is not None and why_not_grant is None and (kept is None or age(grant) > age(kept))
+    if kept is not None and is_good and not is_renewed:
         return kept
     if grant is None:
         if why_not_kept is None:
@@ -103,7 +104,12 @@ async def _own_pass(newcomer: Newcomer, gate: Gate, run_name: str, transport: Tr
         raise RunRefused(_refused(run_name, why_not_kept))
     if why_not_grant is not None:
         raise RunRefused(_refused(run_name, why_not_grant))
-    own = grant if grant.is_pass else await redeem(grant, newcomer, gate, run_name, transport)
+    try:
+        own = grant if grant.is_pass else await redeem(grant, newcomer, gate, run_name, transport)
+    except (RunRefused, RunUnreachable):
+        if kept is None or not is_good:
+            raise
+        return kept
     try:
         _write(newcomer.folder / PASS_FILE, own.to_bytes())
     except OSError as error:

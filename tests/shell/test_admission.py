@@ -245,6 +245,20 @@ async def test_a_kept_pass_needs_neither_invitation_nor_bootstrap(
     assert (await comer.come_in(None)).own_pass == own.to_bytes()
 
 
+async def test_an_older_link_changes_nothing_about_a_good_pass_and_a_later_one_nobody_redeems_neither(
+    make_transport: MakeTransport, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    """A service's unit keeps the link that it was made with: a peer with a pass for a month was refused, as that invitation was used up."""
+    boot = await bootstrap(make_transport, stack, tmp_path, owner=None)
+    for name, later_ms in (("earlier", -86_400_000), ("later", 1)):
+        comer = await guest(make_transport, stack, boot, tmp_path, name)
+        own = grant(peer=comer.identity.peer_id)
+        comer.folder.mkdir(parents=True)
+        (comer.folder / "pass").write_bytes(own.to_bytes())
+        other = replace(grant(2), issued_ms=own.issued_ms + later_ms).signed_by(OWNER)
+        assert (await comer.come_in(other)).own_pass == own.to_bytes()
+
+
 async def test_a_damaged_pass_on_disk_is_as_none(
     make_transport: MakeTransport, stack: AsyncExitStack, tmp_path: Path
 ) -> None:

@@ -268,6 +268,9 @@ def test_the_longest_list_fits_and_no_longer_one_is_written() -> None:
 
 
 def test_lists_written_in_two_places_are_put_together() -> None:
+    again = Revocations(RUN, 0, ()).with_also(ID, 90)
+    for one, other in ((again, Revocations(RUN, 0, ((ID, 10),))), (Revocations(RUN, 0, ((ID, 10),)), again)):
+        assert one.with_also(bytes(32), 95, others=other.entries).by_target[ID] == 90, "put out twice, it was let in"
     here, there = Revocations(RUN, 0, ()).with_also(ID, 10), Revocations(RUN, 0, ()).with_also(bytes(16), 20)
     both = here.with_also(bytes(32), 30, others=there.entries)
     assert set(both.by_target) == {ID, bytes(16), bytes(32)}

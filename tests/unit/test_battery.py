@@ -2,14 +2,16 @@
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from dilocox_peer.cli.battery import MAINS_S, Charge, Supply
-from dilocox_peer.cli.mains import LOOK_S, keep_mains, read_charge
+from dilocox_peer.cli.mains import LOOK_S, charge_of, keep_mains, read_charge
 
+NOWHERE = Path("/nowhere")
 OUT, IN = Charge(60.0, is_plugged=False), Charge(60.0, is_plugged=True)
 
 
@@ -53,7 +55,7 @@ def test_a_reading_that_fails_changes_nothing():
 )
 def test_what_the_system_says_is_read(monkeypatch, found, charge):
     monkeypatch.setattr(psutil, "sensors_battery", lambda: found, raising=False)
-    assert read_charge() == charge
+    assert read_charge(NOWHERE) == charge
 
 
 def test_a_system_that_cannot_say_has_no_battery(monkeypatch):
@@ -61,9 +63,9 @@ def test_a_system_that_cannot_say_has_no_battery(monkeypatch):
         raise FileNotFoundError("energy_now")
 
     monkeypatch.setattr(psutil, "sensors_battery", broken, raising=False)
-    assert read_charge() is None
+    assert read_charge(NOWHERE) is None
     monkeypatch.delattr(psutil, "sensors_battery")
-    assert read_charge() is None
+    assert read_charge(NOWHERE) is None
 
 
 async def test_the_peer_is_paused_with_the_charge_and_resumed_once_the_plug_stays_in():
@@ -88,3 +90,52 @@ async def test_the_peer_is_paused_with_the_charge_and_resumed_once_the_plug_stay
         await asyncio.wait_for(keep_mains(Peer(), read, look_s=0.0, clock=lambda: next(times)), 30.0)
     assert [(what, who) for what, who, _ in told] == [("pause", "on-battery"), ("resume", "on-battery")]
     assert "42 %" in told[0][2]
+
+
+# ---- what Linux tells of --------------------------------------------------------------------------------------------
+
+MOUSE = {"type": "Battery", "scope": "Device", "status": "Discharging", "capacity": "70", "online": "1"}
+
+
+def battery(status: str, capacity: str = "80") -> dict[str, str]:
+    return {"type": "Battery", "status": status, "capacity": capacity}
+
+
+def charger(online: str, kind: str = "Mains") -> dict[str, str]:
+    return {"type": kind, "online": online}
+
+
+def test_a_mouse_is_no_battery_of_the_machine():
+    """A desktop with a wireless mouse never trained."""
+    assert charge_of([MOUSE]) is None
+    assert charge_of([MOUSE, charger("1")]) is None
+    assert charge_of([]) is None
+
+
+@pytest.mark.parametrize("kind", ["Mains", "USB", "Wireless"])
+def test_a_charger_counts_whatever_it_is_called(kind: str):
+    assert charge_of([charger("0", kind), battery("Discharging")]) == Charge(80.0, is_plugged=False)
+    for status in ("Not charging", "Charging", "Full", "Unknown", "Discharging"):
+        assert charge_of([MOUSE, charger("1", kind), battery(status)]) == Charge(80.0, is_plugged=True)
+
+
+def test_of_several_chargers_one_that_is_in_is_enough_and_of_several_batteries_all_are_counted():
+    both = [charger("0"), charger("1", "USB"), battery("Discharging", "20"), battery("Full", "100")]
+    assert charge_of(both) == Charge(60.0, is_plugged=True)
+
+
+def test_without_a_charger_that_tells_the_battery_does():
+    assert charge_of([battery("Not charging")]) == Charge(80.0, is_plugged=True)
+    assert charge_of([battery("Discharging")]) == Charge(80.0, is_plugged=False)
+    assert charge_of([battery("Unknown")]) is None
+
+
+def test_the_files_are_read_as_they_are(tmp_path: Path):
+    assert read_charge(tmp_path) is None
+    for name, fields in (("BAT0", battery("Discharging")), ("ADP1", charger("0")), ("hidpp_battery_0", MOUSE)):
+        (tmp_path / name).mkdir()
+        for field, value in fields.items():
+            (tmp_path / name / field).write_text(f"{value}\n")
+    assert read_charge(tmp_path) == Charge(80.0, is_plugged=False)
+    (tmp_path / "BAT0" / "capacity").write_bytes(b"\xff")
+    assert read_charge(tmp_path) == Charge(0.0, is_plugged=False)

@@ -105,3 +105,60 @@ def test_a_request_without_an_invitation_is_refused(tmp_path, header):
     refused = asyncio.run(desk.admit(ME.peer_id, header)).header["refused"]
     assert "no invitation" in refused or refused.startswith("an invitation: ")
     desk.close()
+
+
+# ---- what is revoked in two places, and on what disk ------------------------------------------------------------------
+
+
+class FakeDirectory:
+    def __init__(self, found: Revocations) -> None:
+        self.found = found
+
+    async def fetch_revocations(self) -> Revocations:
+        return self.found
+
+    async def publish_revocations(self, revocations: Revocations) -> None:
+        self.found = revocations
+
+
+@pytest.mark.parametrize("own_number", [1000, 3000])
+def test_what_two_have_revoked_at_once_is_revoked_both(tmp_path, own_number):
+    """The list with the lower number was lost, and with it whoever was in it alone."""
+    records, desk = OwnerRecords(tmp_path, RUN), desk_in(tmp_path)
+    here, there = bytes(31) + b"a", bytes(31) + b"b"
+    records.write_revocations(Revocations(RUN, own_number, ((here, own_number),)).signed_by(OWNER))
+    directory: Any = FakeDirectory(Revocations(RUN, 2000, ((there, 2000),)).signed_by(OWNER))
+    for _ in range(2):
+        asyncio.run(desk.beat(directory))
+        for found in (
+            desk.gate.revocations,
+            directory.found,
+            records.revocations(run_id=RUN, owner=OWNER.peer_id),
+        ):
+            assert set(found.by_target) == {here, there}
+    assert directory.found.number == max(own_number, 2000) + 1, "once is enough"
+    desk.close()
+
+
+def test_a_use_that_is_written_in_part_is_none(tmp_path, monkeypatch):
+    """An invitation for one let in one peer more at each start."""
+    desk, write = desk_in(tmp_path), os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda fd, raw: write(fd, raw[:20]))
+        with pytest.raises(PeerUnavailable, match="No space left"):
+            ask(desk, ME, many(1))
+    assert (OwnerRecords(tmp_path, RUN).folder / "redeemed").read_bytes() == b""
+    assert "pass" in ask(desk, ME, many(1))
+    assert "used up" in ask(desk, OTHER, many(1))["refused"]
+    desk.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_root_writes_at_the_home_of_a_service_its_bootstrap_can_read_and_replace(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    OwnerRecords(home, RUN).write_revocations(Revocations(RUN, 1, ()).signed_by(OWNER))
+    for each in (home / "admission", OwnerRecords(home, RUN).folder):
+        assert each.stat().st_uid == 65534
+    assert (OwnerRecords(home, RUN).folder / "revocations").stat().st_mode & 0o004

@@ -112,7 +112,8 @@ async def test_hours_that_fail_are_told_and_do_not_end_the_peer():
 
     observer = Observer([events.append])
     async with AsyncExitStack() as stack:
-        keep_task(stack, broken(), "--hours", observer)
+        keep_task(stack, broken, "--hours", observer)
         for _ in range(3):  # turns of the loop: it begins, it fails, that is told
             await asyncio.sleep(0)
         assert [(event.where, "no clock" in event.reason) for event in events] == [("--hours", True)]
+        assert "going on in 1 s" in events[0].reason

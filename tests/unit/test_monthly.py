@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dilocox_peer.cli.month_kept import FILE_NAME, MonthKept, read_month, run_within, write_month
-from dilocox_peer.cli.monthly import Month, MonthlyAllowance
+from dilocox_peer.cli.monthly import AHEAD_S, BEHIND_S, Month, MonthlyAllowance
 from dilocox_peer.events import Left, PipelineProgress, Remark, TrainingProgress
 from dilocox_peer.events_of_costs import MonthCounted
 
@@ -51,7 +51,7 @@ def test_it_is_used_up_by_both_ways_together_and_there_again_with_the_next_month
     allowance.take("rounds", 600, 400)
     assert allowance.is_used_up
     assert "2026-12-01" in allowance.words()
-    assert allowance.on_month(DECEMBER)
+    allowance.on_month(DECEMBER, 0.0)
     assert not allowance.is_used_up
     allowance.take("rounds", 700, 400)
     assert (allowance.month.sent, allowance.month.received) == (100, 0)
@@ -60,8 +60,37 @@ def test_it_is_used_up_by_both_ways_together_and_there_again_with_the_next_month
 def test_a_clock_that_goes_back_gives_nothing_back():
     allowance = MonthlyAllowance(DECEMBER, 1000)
     allowance.take("rounds", 1000, 0)
-    assert not allowance.on_month(NOVEMBER)
+    for at_s in (0.0, BEHIND_S - 1, 2 * BEHIND_S, 3 * BEHIND_S):
+        allowance.on_month(NOVEMBER, at_s)
+        assert allowance.is_used_up
+    assert allowance.month == Month(2026, 11, 1000, 0), "it has stood for a day: the other was ahead"
+
+
+def test_a_moment_in_another_year_neither_forgets_nor_holds_what_was_counted():
+    allowance = MonthlyAllowance(Month(2026, 11, 999, 0), 1000)
+    allowance.on_month(Month(2037, 1), 0.0)
+    allowance.take("rounds", 5, 0)
+    allowance.on_month(NOVEMBER, 30.0)
     assert allowance.is_used_up
+    allowance.on_month(Month(2037, 1), 60.0)
+    assert allowance.is_used_up, "the time of before does not count"
+    allowance.on_month(DECEMBER, 90.0)
+    assert not allowance.is_used_up
+    allowance.take("rounds", 1005, 0)
+    for at_s in (100.0, 100.0 + AHEAD_S):
+        allowance.on_month(Month(2027, 3), at_s)
+    assert not allowance.is_used_up, "the machine was asleep, and the clock stands"
+
+
+def test_a_computer_that_starts_with_its_clock_behind_goes_on_with_its_count(tmp_path):
+    """At each start it had a fresh allowance."""
+    now, ran = [time.struct_time((2025, 6, 15, 0, 0, 0, 0, 0, -1))], [0.0]
+    write_month(tmp_path / FILE_NAME, Month(2026, 11, 99 * 10**6, 0))
+    counted = MonthKept(tmp_path, 0.1, lambda _event: None, lambda: now[0], lambda: ran[0])
+    assert not counted.is_used_up
+    now[0], ran[0] = A_DAY_IN_NOVEMBER, 60.0
+    counted.take(progress(10**6, 0))
+    assert counted.is_used_up
 
 
 def test_after_december_comes_january():
@@ -78,9 +107,13 @@ def test_what_was_counted_is_there_after_a_restart_until_the_month_is_over(tmp_p
 
 
 def test_what_was_counted_under_a_clock_that_was_ahead_counts_for_this_month(tmp_path):
-    path = tmp_path / FILE_NAME
-    write_month(path, Month(2031, 2, 5, 6))
-    assert read_month(path, NOVEMBER) == (Month(2026, 11, 5, 6), "")
+    write_month(tmp_path / FILE_NAME, Month(2031, 2, 5, 6))
+    ran = [0.0]
+    counted = MonthKept(tmp_path, 1.0, lambda _event: None, lambda: A_DAY_IN_NOVEMBER, lambda: ran[0])
+    for ran[0] in (0.0, BEHIND_S + 1):
+        assert not counted.is_used_up
+        counted.keep()
+    assert read_month(tmp_path / FILE_NAME, NOVEMBER) == (Month(2026, 11, 5, 6), "")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,15 @@ def test_a_look_that_saw_nothing_counts_nothing_twice():
     assert (traffic.sent, traffic.received) == (103, 13)
 
 
+def test_what_a_look_missed_is_not_counted_again():
+    """After a failed look all open connections were, and a month's traffic was used up."""
+    traffic = Traffic()
+    traffic.take({1: (10**9, 10)})
+    for found in ({}, {1: (10**9 + 5, 10)}, {2: (1, 1)}, {1: (10**9 + 7, 10), 2: (1, 1)}):
+        traffic.take(found)
+    assert (traffic.sent, traffic.received) == (10**9 + 8, 11)
+
+
 @given(st.binary(max_size=400))
 def test_whatever_the_kernel_says_is_read_to_its_end(answer: bytes):
     list(connections_in(answer))
