@@ -69,11 +69,12 @@ def _stretches(entry: str, text: str) -> list[tuple[int, int]]:
     begin_s, end_s = 3600 * numbers[0] + 60 * numbers[1], 3600 * numbers[2] + 60 * numbers[3]
     if begin_s % DAY_S == end_s % DAY_S and (first is None or begin_s == end_s):
         raise ConfigError(f"--hours {text!r} is empty or the whole day: leave it out to train at any time")
-    begin_s %= DAY_S
     length_s = (end_s - begin_s) % DAY_S or DAY_S
     day = DAYS.index(first) if first is not None else 0
     count = 7 if first is None else 1 if last is None else (DAYS.index(last) - day) % 7 + 1
-    begins = [(day + number) % 7 * DAY_S + begin_s for number in range(count)]
+    begins = [
+        ((day + number) * DAY_S + begin_s) % (7 * DAY_S) for number in range(count)
+    ]  # 24:00 is the next day's beginning
     return [(begin, begin + length_s) for begin in begins]
 
 

@@ -117,3 +117,11 @@ async def test_hours_that_fail_are_told_and_do_not_end_the_peer():
             await asyncio.sleep(0)
         assert [(event.where, "no clock" in event.reason) for event in events] == [("--hours", True)]
         assert "going on in 1 s" in events[0].reason
+
+
+def test_midnight_at_the_beginning_of_a_span_is_the_end_of_its_day():
+    hours = Hours.parse("sat 24:00-02:00")
+    sunday = 6 * 86_400
+    assert hours.has(sunday + 3600)
+    assert not hours.has(5 * 86_400 + 3600)
+    assert Hours.parse("sun 24:00-02:00").has(3600), "Monday's"

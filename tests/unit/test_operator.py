@@ -1,5 +1,6 @@
 """The operator's pauses: one that ends by itself, one that replaces another, and what each says."""
 
+import time
 from collections.abc import Callable
 
 from dilocox_peer.cli.pausing import OPERATOR, Operator
@@ -26,26 +27,39 @@ class SessionStub:
             self.went_on.append(why)
 
 
-def operator(away: str = "") -> tuple[Operator, SessionStub, list[Timer]]:
+def operator(away: str = "", wall: Callable[[], float] = time.time) -> tuple[Operator, SessionStub, list[Timer]]:
     session, timers = SessionStub(), list[Timer]()
 
     def call_later(seconds: float, act: Callable[[], None]) -> Timer:
         timers.append(Timer(seconds, act))
         return timers[-1]
 
-    return Operator(session, " --name a", call_later, lambda: away), session, timers
+    return Operator(session, " --name a", call_later, lambda: away, wall), session, timers
 
 
 def test_a_pause_for_a_time_ends_by_itself_and_says_when() -> None:
-    steered, session, timers = operator()
+    steered, session, timers = operator(wall=lambda: 0.0)  # that one stands still
     said = steered.pause(7200)
-    [timer] = timers
-    assert timer.seconds == 7200
     assert said.startswith("paused until ")
     assert "`dilocox-peer resume --name a` trains on earlier" in said
     assert session.pauses[OPERATOR].startswith("asked to, until ")
-    timer.act()
+    waited_s = 0.0
+    while session.pauses:
+        waited_s += timers[-1].seconds
+        timers[-1].act()
+    assert waited_s == 7200
     assert session.went_on == ["the time that it was paused for is over"]
+
+
+def test_a_pause_for_a_time_goes_on_while_the_machine_sleeps() -> None:
+    now = [1e9]
+    steered, session, timers = operator(wall=lambda: now[0])
+    steered.pause(7200)
+    now[0] += 7199
+    timers[-1].act()
+    assert session.pauses
+    now[0] += 1
+    timers[-1].act()
     assert session.pauses == {}
 
 
