@@ -17,7 +17,7 @@ from pathlib import Path
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Failed, Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.lasting import lasting
@@ -96,6 +96,7 @@ class Registrar:
             for stage in range(manifest.stages.count)
         ]
         self._run, self._owner, self._records = manifest.digest, key.peer_id, records
+        self._is_unread = False  # the records of directives, which is told once
         self.directive: Directive | None = None
         """The newest of the owner's that is known here."""
         self._looked_at = [float("-inf")] * manifest.stages.count
@@ -182,14 +183,26 @@ class Registrar:
                 async with asyncio.timeout(PUBLISH_S):
                     await self._news.wait()
 
+    async def _recorded(self) -> Directive | None:
+        """The one in the owner's records; where they cannot be read that is told once, and the directory's is gone by."""
+        if self._records is None:
+            return None
+        try:
+            found = await asyncio.to_thread(self._records.directive, run=self._run, owner=self._owner)
+        except ConfigError as error:
+            if not self._is_unread:
+                self._listener(Failed("the owner's directives", str(error)))
+            self._is_unread = True
+            return None
+        self._is_unread = False
+        return found
+
     async def _keep_directing(self) -> None:
         """The newest directive: as it lies in the owner's records or in the directory, to the peers and into the directory."""
         publish_at = 0.0
         while True:
             now = asyncio.get_running_loop().time()
-            found = None
-            if self._records is not None:
-                found = await asyncio.to_thread(self._records.directive, run=self._run, owner=self._owner)
+            found = await self._recorded()
             if now >= publish_at:
                 with suppress(RunUnreachable):
                     read = await self._directory.directive()

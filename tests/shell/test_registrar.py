@@ -13,6 +13,7 @@ from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Event, Failed, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import registrar as registrar_module
+from dilocox_peer.peer.desk import OwnerRecords
 from dilocox_peer.peer.dialback import DialbackVerdict
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.registrar import Registrar
@@ -90,10 +91,10 @@ class Bootstrap:
     running: "asyncio.Task[None] | None" = None
     registrar: Registrar | None = None
 
-    def start(self) -> None:
+    def start(self, records: OwnerRecords | None = None) -> None:
         self.registrar = Registrar(
             MANIFEST, OWNER, transport=self.transport, directory=self.directory, folder=self.folder,
-            listener=self.events.append,
+            listener=self.events.append, records=records,
         )  # fmt: skip
         self.running = asyncio.create_task(self.registrar.run())
 
@@ -238,6 +239,24 @@ async def test_one_that_began_anew_tells_newcomers_what_the_owner_wants(
     await until(lambda: failures == 1)
     newcomer = await scene.join("b", FIRST)
     await until(lambda: wanted in newcomer.directed)
+
+
+async def test_records_that_cannot_be_read_do_not_keep_the_directorys_directive(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What root had written at a service's home; nor was what the owner said with --link heard then."""
+    monkeypatch.setattr(registrar_module, "RECORDS_S", 0.1)
+    records = OwnerRecords(tmp_path / "home", MANIFEST.run_id)
+    records.folder.mkdir(parents=True)
+    (records.folder / "directive").write_bytes(b"nonsense")
+    wanted = sign_directive(Directive(MANIFEST.digest, 1, paused=True), OWNER.sign)
+    player = await scene.join("a", FIRST)
+    await player.directory.publish_directive(wanted)
+    scene.bootstrap.start(records)
+    await until(lambda: wanted in player.directed)
+    told = [event.line() for event in scene.bootstrap.told(Failed)]
+    assert len(told) == 1
+    assert "is no directive" in told[0]
 
 
 async def test_nonsense_is_refused_and_told_and_the_rest_is_heard(scene: Scene) -> None:
