@@ -8,6 +8,8 @@ one out of the other; here is the mark alone, for rooms that know of no command 
 
 from dataclasses import dataclass
 
+from dilocox_peer.errors import ConfigError
+
 MAX_THREADS = 1024  # more than any machine has cores; torch does not begin with any number
 
 
@@ -38,3 +40,9 @@ class Positional:
 def num_threads(what: str, *, shown: str | bool = True) -> Flag:
     """A number of torch's threads. what: they do."""
     return Flag(what, shown=shown, least=1, most=MAX_THREADS)
+
+
+def check_base_bits(bits: int) -> None:
+    """Raises ConfigError. Whether the run holds weights that may be held so is not known before its settings are."""
+    if bits not in (0, 8, 4):
+        raise ConfigError(f"--base-bits {bits}: 8 or 4; leave it out to hold the weights as they are")

@@ -32,6 +32,7 @@ from dilocox_peer.cli.telling_costs import CostsTeller
 from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Failed, Remark
+from dilocox_peer.flags import check_base_bits
 from dilocox_peer.invitation import parse_invitation, parse_multiaddrs
 from dilocox_peer.network.autogroup import giving_way
 from dilocox_peer.network.lasting import lasting
@@ -42,7 +43,6 @@ from dilocox_peer.peer.settings import (
     OnBattery,
     SessionSettings,
     cards,
-    check_base_bits,
     relay_bytes_per_s,
 )
 from dilocox_peer.peer.startup import StartUp, StartupStep

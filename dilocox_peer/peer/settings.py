@@ -153,12 +153,6 @@ def cards(gpus: str) -> str:
     return ",".join(f"cuda:{int(each)}" for each in numbers)
 
 
-def check_base_bits(bits: int) -> None:
-    """Raises ConfigError. Whether the run holds weights that may be held so is not known before its settings are."""
-    if bits not in (0, 8, 4):
-        raise ConfigError(f"--base-bits {bits}: 8 or 4; leave it out to hold the weights as they are")
-
-
 def relay_bytes_per_s(said: str) -> float | None:
     """The budget of `--relay`; None: it passes nothing on. Raises ConfigError."""
     if said == "off":

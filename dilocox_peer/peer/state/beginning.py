@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
+from dilocox_peer.flags import check_base_bits
 from dilocox_peer.manifest import Manifest, PublishedSection
 from dilocox_peer.model.frozen import FrozenBase
 from dilocox_peer.model.quantized import library
 from dilocox_peer.network.endpoint import Endpoint
-from dilocox_peer.peer.settings import check_base_bits
 from dilocox_peer.peer.state.backup import Backup
 from dilocox_peer.peer.state.base import frozen_base
 from dilocox_peer.peer.state.keeper import Keeper
