@@ -309,10 +309,10 @@ class PassMaker:
         return not grant.is_pass and peer not in self._used.get(grant.grant_id, set())
 
     def joined(self, one: Revocations, other: Revocations) -> Revocations:
-        """What either takes back, signed, where neither has all of it; else the one that has. Raises ValueError when the list is full."""
-        if one.covers(other):
-            return one
-        return other if other.covers(one) else one.joined(other).signed_by(self._owner)
+        """What either takes back: the newer one where it has all of it, else another, newer than both: peers go by numbers. Raises ValueError when the
+        list is full."""
+        older, newer = sorted((one, other), key=lambda each: each.number)
+        return newer if newer.covers(older) else one.joined(other).signed_by(self._owner)
 
     def own_pass(self, peer: PeerId, now: float) -> Grant:
         """Key of the process that holds the owner's key. Written down nowhere: it makes itself another when it starts again."""

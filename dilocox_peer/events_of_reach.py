@@ -73,6 +73,10 @@ class LineChanged(Event):
         return "the line is another one, or this computer has slept: all connections are made anew"
 
 
+def _addresses(num_known: int) -> str:
+    return "the one known address" if num_known == 1 else f"any of {num_known} known addresses"
+
+
 @dataclass(frozen=True, slots=True)
 class NobodyAnswers(Event):
     """Nobody of the run does, at any address that is known; this peer has a state of it, and opens the run by itself."""
@@ -81,9 +85,8 @@ class NobodyAnswers(Event):
     LEVEL = "warning"
 
     def line(self) -> str:
-        addresses = "the one known address" if self.num_known == 1 else f"any of {self.num_known} known addresses"
         return (
-            f"nobody of the run answers at {addresses}: it is opened from this disk, which has its settings and a state. "
+            f"nobody of the run answers at {_addresses(self.num_known)}: it is opened from this disk, which has its settings and a state. "
             "The others are waited for, and looked for; training goes on as soon as the stage may go on without them"
         )
 
@@ -96,9 +99,8 @@ class NobodyToEnterBy(Event):
     LEVEL = "warning"
 
     def line(self) -> str:
-        addresses = "the one known address" if self.num_known == 1 else f"any of {self.num_known} known addresses"
         return (
-            f"nobody of the run answers at {addresses} (--initial-peers, and who was met before): it is served from here alone. The others are "
+            f"nobody of the run answers at {_addresses(self.num_known)} (--initial-peers, and who was met before): it is served from here alone. The others are "
             "looked for each minute, and who joins by this bootstrap's link finds what is here"
         )
 

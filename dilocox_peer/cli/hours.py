@@ -72,9 +72,8 @@ def _stretches(entry: str, text: str) -> list[tuple[int, int]]:
     length_s = (end_s - begin_s) % DAY_S or DAY_S
     day = DAYS.index(first) if first is not None else 0
     count = 7 if first is None else 1 if last is None else (DAYS.index(last) - day) % 7 + 1
-    begins = [
-        ((day + number) * DAY_S + begin_s) % (7 * DAY_S) for number in range(count)
-    ]  # 24:00 is the next day's beginning
+    # 24:00 is the next day's beginning.
+    begins = [((day + number) * DAY_S + begin_s) % (7 * DAY_S) for number in range(count)]
     return [(begin, begin + length_s) for begin in begins]
 
 

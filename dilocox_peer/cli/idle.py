@@ -100,7 +100,7 @@ async def keep_idle(peer: Pausable, read: Callable[[], Usage] = read_usage, *, l
         was_idle = idleness.is_idle
         try:
             is_idle, used = idleness.take(await asyncio.to_thread(read))
-        except Exception:
+        except (OSError, ConfigError):
             if not was_idle:  # whoever looks again begins anew
                 peer.resume(WHO, "whether others use the machine cannot be told")
             raise

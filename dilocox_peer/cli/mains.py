@@ -18,9 +18,9 @@ WHO = "on-battery"
 
 def read_charge(supplies: Path = SUPPLIES) -> Charge | None:
     """None without a battery, and where the system does not tell of the plug. supplies: of Linux. Takes milliseconds."""
-    if supplies.is_dir():
-        return charge_of(list(map(_fields, sorted(supplies.iterdir()))))
     try:
+        if supplies.is_dir():
+            return charge_of([_fields(each) for each in sorted(supplies.iterdir())])
         found = psutil.sensors_battery()
     except (OSError, ValueError, AttributeError, RuntimeError):  # files that come and go; a platform without
         return None
@@ -41,10 +41,12 @@ def charge_of(supplies: Sequence[Mapping[str, str]]) -> Charge | None:
     said = {each.get("status") for each in batteries}
     if any(online != "0" for online in chargers):
         is_plugged = True
-    elif "Discharging" in said or (batteries and chargers):
+    elif "Discharging" in said:
         is_plugged = False
-    elif said & {"Charging", "Full", "Not charging"}:
+    elif said & {"Charging", "Full", "Not charging"}:  # at a charger that Linux does not list
         is_plugged = True
+    elif chargers:
+        is_plugged = False
     else:
         return None
     known = [float(each["capacity"]) for each in batteries if each.get("capacity", "").isdecimal()]

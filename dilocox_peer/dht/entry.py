@@ -54,6 +54,7 @@ MAX_BYTES_AT_ONCE, MAX_BYTES_AT_ONCE_OF_PEER = (
     2 * MAX_BYTES,
 )  # of requests; parsed they take some times as much
 MAX_ASKED_BACK, MAX_ASKED_BACK_OF_PEER = 32, 2  # who want to know whether they can be reached
+WITHDRAW_S = 3.0
 SLICE_S = 0.005  # of checking, before the loop has its turn
 _KNOWN_PEERS = 1024
 
@@ -223,9 +224,11 @@ class GuardedP2P:
 
     async def withdraw(self) -> None:
         """Serves none of it any more; another node may on the same p2p."""
-        while self._served:
-            with suppress(Exception):  # p2pd is gone, and so is what it served
-                await self._p2p._client.remove_unary_handler(self._served.pop())
+        served, self._served = self._served, []
+        with suppress(Exception):  # hivemind's own kinds, of a p2pd that is gone with what it served, or hangs
+            async with asyncio.timeout(WITHDRAW_S):
+                for name in served:
+                    await self._p2p._client.remove_unary_handler(name)
 
     async def _answer_ping(self, handler: Callable[[Any, Any], Awaitable[Any]], request: Any, context: _Context) -> Any:
         if not request.validate:

@@ -36,8 +36,8 @@ def open_folder(folder: Path) -> None:
         return
     home = folder.parent.parent.stat()
     for each in (folder.parent, folder):
-        if each.stat().st_uid != home.st_uid:
-            os.chown(each, home.st_uid, home.st_gid)
+        if each.lstat().st_uid != home.st_uid:  # nor by a link that this user has put there
+            os.chown(each, home.st_uid, home.st_gid, follow_symlinks=False)
 
 
 _REDEEMED = re.compile(r"([0-9a-f]{32}) ([1-9A-HJ-NP-Za-km-z]{46,64})")

@@ -54,11 +54,8 @@ class Presence:
         public = [text for text in own if address_range(parse_multiaddr(text, "lease").host)]
         inside = (text for text in own if text not in public)
         # A home with IPv6 has more addresses than a lease holds, and by none of them may anybody come in.
-        return (
-            (*public, *self.addresses_of_relays, *inside)
-            if is_direct
-            else (*self.addresses_of_relays, *public, *inside)
-        )
+        relays = self.addresses_of_relays
+        return (*public, *relays, *inside) if is_direct else (*relays, *public, *inside)
 
     @property
     def addresses_of_relays(self) -> tuple[str, ...]:

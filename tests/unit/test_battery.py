@@ -128,6 +128,18 @@ def test_without_a_charger_that_tells_the_battery_does():
     assert charge_of([battery("Not charging")]) == Charge(80.0, is_plugged=True)
     assert charge_of([battery("Discharging")]) == Charge(80.0, is_plugged=False)
     assert charge_of([battery("Unknown")]) is None
+    assert charge_of([charger("0", "USB"), battery("Charging")]) == Charge(80.0, is_plugged=True), "at another plug"
+    assert charge_of([charger("0"), battery("Unknown")]) == Charge(80.0, is_plugged=False)
+
+
+def test_a_look_that_fails_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It ended the watch, and whoever looked again never went on."""
+
+    def fails(_self: Path) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "iterdir", fails)
+    assert read_charge(tmp_path) is None
 
 
 def test_the_files_are_read_as_they_are(tmp_path: Path):

@@ -140,6 +140,18 @@ def test_what_two_have_revoked_at_once_is_revoked_both(tmp_path, own_number):
     desk.close()
 
 
+def test_a_newer_list_that_lacks_somebody_is_followed_by_one_that_does_not(tmp_path):
+    """Peers go by numbers: the older list, though it had them all, would have been passed over."""
+    records, desk = OwnerRecords(tmp_path, RUN), desk_in(tmp_path)
+    a, b = bytes(31) + b"a", bytes(31) + b"b"
+    records.write_revocations(Revocations(RUN, 1000, ((a, 900), (b, 1000))).signed_by(OWNER))
+    directory: Any = FakeDirectory(Revocations(RUN, 2000, ((b, 1000),)).signed_by(OWNER))
+    asyncio.run(desk.beat(directory))
+    assert set(directory.found.by_target) == {a, b}
+    assert directory.found.number == desk.gate.revocations.number == 2001
+    desk.close()
+
+
 def test_a_use_that_is_written_in_part_is_none(tmp_path, monkeypatch):
     """An invitation for one let in one peer more at each start."""
     desk, write = desk_in(tmp_path), os.write
