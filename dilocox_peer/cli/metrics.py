@@ -22,7 +22,8 @@ class PeerCollector(Collector):
         self._observer = observer
 
     def collect(self) -> Iterator[Metric]:
-        counters, gauges, stages = self._observer.read(_figures)
+        now = self._observer.clock()
+        counters, gauges, stages = self._observer.read(lambda status: _figures(status, now))
         for name, text, value in counters:
             yield CounterMetricFamily(f"dilocox_{name}", text, value=value)
         for name, text, value in gauges:
@@ -97,10 +98,11 @@ def _of_contributions(contributions: Contributions) -> Iterator[Metric]:
     yield from (refused, reason, clipped, norm, factor, counted)
 
 
-def _figures(status: Status) -> tuple[Rows, Rows, list[tuple[int, int, float]]]:
+def _figures(status: Status, now: float) -> tuple[Rows, Rows, list[tuple[int, int, float]]]:
     progress, pipeline = status.progress, status.pipeline
     counters: Rows = [("rounds", "Certified rounds merged by this process.", float(status.num_rounds))]
     gauges: Rows = [
+        ("is_well", "0 while something is wrong: what `status` says in red.", float(status.health(now)[0] != "bad")),
         ("paused", "1 while the volunteer has training held.", float(status.paused is not None)),
         ("tokens_per_second", "Of this peer over the last seconds.", status.rates.tokens_per_s()),
         ("busy_ratio", "Share of the last seconds spent computing.", status.busy()),
@@ -132,6 +134,12 @@ def _figures(status: Status) -> tuple[Rows, Rows, list[tuple[int, int, float]]]:
             ("micro_batches_resent", "Sent again to another peer.", float(pipeline.resent)),
         ]
         gauges.append(("linked_peers", "Neighbours of the pipeline.", float(pipeline.linked)))
+    month = status.costs.month
+    if month is not None:
+        gauges += [
+            ("month_bytes", "Sent and received in this calendar month.", float(month.sent + month.received)),
+            ("month_allowed_bytes", "Of both, as --max-gb-month says; 0: no limit.", float(month.allowed)),
+        ]
     stages = [
         (stage, sum(peer.counts for peer in status.of_stage(stage)), status.stage_speed(stage))
         for stage in status.seen_stages

@@ -356,7 +356,7 @@ def figures(document: Mapping[str, Any]) -> list[tuple[str, str, float]]:
         ("rounds_expected", "That the run will have, as far as can be told.", now["total_rounds"]),
         ("tokens", "Trained and certified.", now["tokens"]),
         ("tokens_per_second", "Certified, over the newest rounds.", now["tokens_per_s"]),
-        ("train_loss", "Of the newest round, nats a token: the median of what its contributors report.", now["loss"]),
+        ("train_loss", "Nats a token in the newest round: the median of what its contributors report.", now["loss"]),
         ("validation_loss", "The newest known, nats a token.", now["val_loss"]),
         ("peers", "That announce to hold a stage.", now["peers"]),
         ("peers_paused", "Those of them that hold training.", now["peers_paused"]),

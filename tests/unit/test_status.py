@@ -3,10 +3,7 @@
 import json
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
-from dilocox_peer.cli.metrics import PeerCollector
-from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.operate import peer_lines
 from dilocox_peer.cli.screen import Size, render
 from dilocox_peer.events import (
@@ -358,22 +355,3 @@ def test_whose_contributions_were_refused_or_clipped_is_said_with_the_reason():
 def test_a_round_of_an_older_log_has_no_norms():
     found = folded(certified(7))
     assert (found.contributions.weighed, found.rounds[-1].clipped) == ({}, 0)
-
-
-def test_the_metrics_name_whose_contributions_were_refused_or_clipped_and_why():
-    observer = Observer()
-    for event in (
-        ContributionRefused(PeerId("bad"), 7, "not finite"),
-        certified(7, contributors=2, norms=(2.0, 20.0), clip_factors=(1.0, 0.375)),
-        ContributionClipped(MATES[0], 7, 20.0, 2.0, 0.375),
-    ):
-        observer.take(event, 100.0)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(PeerCollector(observer))
-    lines = generate_latest(registry).decode().splitlines()
-    assert 'dilocox_contributions_refused_total{peer="bad"} 1.0' in lines
-    assert 'dilocox_contribution_refused_round{peer="bad",reason="not finite"} 7.0' in lines
-    assert f'dilocox_contributions_clipped_total{{peer="{MATES[0]}"}} 1.0' in lines
-    assert f'dilocox_contribution_norm{{peer="{MATES[0]}"}} 20.0' in lines
-    assert f'dilocox_contribution_clip_factor{{peer="{ME}"}} 1.0' in lines
-    assert f'dilocox_contribution_clip_factor{{peer="{MATES[0]}"}} 0.375' in lines
