@@ -56,6 +56,16 @@ class MonthCounted(Event):
     LEVEL = "debug"
 
 
+@dataclass(frozen=True, slots=True)
+class LineUsed(Event):
+    """What p2pd sent and received since the session began, in bytes; every few seconds of a start, which may fetch a model, and at its end. Afterwards
+    TrainingProgress tells it."""
+
+    sent: int
+    received: int
+    LEVEL = "debug"
+
+
 def needs_words(memory_bytes: int, card_bytes: int, disk_bytes: float) -> str:
     """For people. card_bytes: 0: no card trains."""
     card = f", {size_words(card_bytes)} of the card's" if card_bytes else ""

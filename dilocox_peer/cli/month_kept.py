@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from dilocox_peer.cli.monthly import GB, Month, MonthlyAllowance
+from dilocox_peer.cli.monthly import GB, Grown, Month, MonthlyAllowance
 from dilocox_peer.events import Event, Left, Listener, PipelineProgress, Remark, TrainingProgress
-from dilocox_peer.events_of_costs import MonthCounted
+from dilocox_peer.events_of_costs import LineUsed, MonthCounted
 from dilocox_peer.files import replace_file
 
 FILE_NAME = "traffic.json"
@@ -66,14 +66,22 @@ class MonthKept:
         if wrong:
             listener(Remark(wrong))
         self._allowance = MonthlyAllowance(month, None if max_gb is None else int(max_gb * GB))
+        self._payload, self._line = (
+            Grown(),
+            Grown(),
+        )  # they begin again each at its time: a stay ends, the session goes on
         self._lock = threading.Lock()  # events come from several threads
         self._kept_at_s = -KEEP_S
 
     def take(self, event: Event) -> None:
         match event:
             case TrainingProgress():
-                counter, sent = "rounds", max(event.bytes_sent, event.daemon_bytes_sent)
-                received = max(event.bytes_received, event.daemon_bytes_received)
+                payload = self._payload.take(event.bytes_sent, event.bytes_received)
+                line = self._line.take(event.daemon_bytes_sent, event.daemon_bytes_received)
+                counter, (sent, received) = "rounds", map(max, payload, line)
+            case LineUsed():  # a start may fetch a model
+                line = self._line.take(event.sent, event.received)
+                counter, (sent, received) = "rounds", map(max, self._payload.total, line)
             case PipelineProgress():
                 counter, sent = "links", max(event.bytes_sent, event.wire_bytes_sent)
                 received = max(event.bytes_received, event.wire_bytes_received)

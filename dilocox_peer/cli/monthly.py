@@ -39,6 +39,21 @@ class Month:
         return f"{year}-{month:02}-01"
 
 
+class Grown:
+    """What counters that only grow, but begin at 0 again now and then, have grown by in all: (sent, received)."""
+
+    def __init__(self) -> None:
+        self.total = (0, 0)
+        self._last = (0, 0)
+
+    def take(self, sent: int, received: int) -> tuple[int, int]:
+        """What they stand at; the total by now."""
+        before, self._last = self._last, (sent, received)
+        gone = [now - then if now >= then else now for now, then in zip(self._last, before, strict=True)]
+        self.total = (self.total[0] + gone[0], self.total[1] + gone[1])
+        return self.total
+
+
 class MonthlyAllowance:
     """The month by now, from counters that only grow but begin at 0 again with each stay of a peer. Pure."""
 
@@ -46,7 +61,7 @@ class MonthlyAllowance:
         """month: as it was left off. allowed: bytes a month, sent and received together; None: any number."""
         self.month = month
         self.allowed = allowed
-        self._last: dict[str, tuple[int, int]] = {}
+        self._counters: dict[str, Grown] = {}
         self._other: tuple[Month, float] | None = None  # another month than ours, which the clock says since then
 
     def on_month(self, now: Month, at_s: float) -> None:
@@ -66,10 +81,14 @@ class MonthlyAllowance:
 
     def take(self, counter: str, sent: int, received: int) -> None:
         """What one of several counters has come to."""
-        before = self._last.get(counter, (0, 0))
-        gone = [now - then if now >= then else now for now, then in zip((sent, received), before, strict=True)]
-        self._last[counter] = (sent, received)
-        self.month = replace(self.month, sent=self.month.sent + gone[0], received=self.month.received + gone[1])
+        grown = self._counters.setdefault(counter, Grown())
+        before = grown.total
+        after = grown.take(sent, received)
+        self.month = replace(
+            self.month,
+            sent=self.month.sent + after[0] - before[0],
+            received=self.month.received + after[1] - before[1],
+        )
 
     @property
     def is_used_up(self) -> bool:

@@ -55,7 +55,7 @@ from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.restore import Own, find_backup
 from dilocox_peer.peer.steering import OWNER, Steering, check_welcome
 from dilocox_peer.peer.takeover import Move, Takeover, takeover_of
-from dilocox_peer.peer.tally import Tally
+from dilocox_peer.peer.tally import Tally, line_told
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.peer.waiting import Waiting
 from dilocox_peer.signing import SEED_BYTES
@@ -150,6 +150,8 @@ class Stay:
         at = self._startup
         arrival = await arrive(settings, self._resident.identity, self._acquaintances, stack, at, self._listener)
         transport, directory, manifest = arrival.transport, arrival.directory, arrival.manifest
+        line = line_told(self._tally.daemon_traffic, transport.daemon_pid, self._listener)
+        is_started = await stack.enter_async_context(line)
         reaching = Reaching(transport, self._resident.reachability, look_now=self._look_now, listener=self._listener)
         self._reaching = reaching.start(stack)
         if arrival.is_alone:
@@ -248,6 +250,7 @@ class Stay:
         await parts.guardian.serve(stack)
         averaging.store.also_serve([parts.guardian.contributions])
         await parts.tenure.announce()
+        await is_started()
         gc.freeze()  # what start-up made stays: collections of it would hold every thread up for 10 ms
         self._listener(PeerStarted(self._me, manifest.run_id, stage, presence.addresses))
         return parts

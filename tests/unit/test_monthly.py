@@ -10,7 +10,7 @@ import pytest
 from dilocox_peer.cli.month_kept import FILE_NAME, MonthKept, read_month, run_within, write_month
 from dilocox_peer.cli.monthly import AHEAD_S, BEHIND_S, Month, MonthlyAllowance
 from dilocox_peer.events import Left, PipelineProgress, Remark, TrainingProgress
-from dilocox_peer.events_of_costs import MonthCounted
+from dilocox_peer.events_of_costs import LineUsed, MonthCounted
 
 NOVEMBER, DECEMBER = Month(2026, 11), Month(2026, 12)
 A_DAY_IN_NOVEMBER = time.strptime("2026-11-23", "%Y-%m-%d")
@@ -135,6 +135,32 @@ def test_a_file_that_is_damaged_is_told_of_and_counted_anew(tmp_path, content):
     month, wrong = read_month(path, NOVEMBER)
     assert month == NOVEMBER
     assert str(path) in wrong
+
+
+def test_what_a_start_moves_counts_also_where_it_comes_to_nothing(tmp_path):
+    counted = MonthKept(tmp_path, 3.0, lambda _event: None, lambda: A_DAY_IN_NOVEMBER)
+    counted.take(LineUsed(10**6, 2 * 10**9))
+    assert not counted.is_used_up
+    counted.take(LineUsed(10**6, 3 * 10**9))
+    assert counted.is_used_up, "it leaves before it trains"
+    counted.keep()
+    assert read_month(tmp_path / FILE_NAME, NOVEMBER)[0] == Month(2026, 11, 10**6, 3 * 10**9)
+
+
+def test_a_second_stay_counts_nothing_again(tmp_path):
+    """Payload begins at 0 with each stay, the line's bytes with the session."""
+    counted = MonthKept(tmp_path, None, lambda _event: None, lambda: A_DAY_IN_NOVEMBER)
+    for event in (
+        LineUsed(50, 50),
+        progress(0, 0, daemon=(60, 60)),
+        progress(100, 100, daemon=(90, 90)),
+        LineUsed(95, 95),
+        progress(0, 0, daemon=(96, 96)),
+        progress(10, 10, daemon=(108, 112)),
+    ):
+        counted.take(event)
+    counted.keep()
+    assert read_month(tmp_path / FILE_NAME, NOVEMBER)[0] == Month(2026, 11, 110, 112)
 
 
 def test_what_the_system_counts_is_taken_where_it_counts(tmp_path):

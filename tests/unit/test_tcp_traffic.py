@@ -1,16 +1,21 @@
 """What a process moved over TCP, by the kernel's count."""
 
+import asyncio
 import os
 import socket
 import struct
 import sys
 import threading
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dilocox_peer.events_of_costs import LineUsed
 from dilocox_peer.network.tcp_traffic import Traffic, connections_in, is_last, look
+from dilocox_peer.peer.tally import line_told
 
 
 def test_connections_that_close_are_kept_in_the_sum_and_new_ones_are_added():
@@ -71,3 +76,25 @@ def test_a_real_connection_is_counted_at_both_ends():
     assert traffic.received >= 1_000_001
     assert traffic.sent >= 1_000_000
     assert look(2**31 - 1) == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sock_diag is Linux's")
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_a_start_moves_is_told_however_it_ends(fails: bool) -> None:
+    told: list[Any] = []
+    traffic = Traffic()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        if not look(os.getpid()):
+            pytest.skip("this system does not say")
+        with other, suppress(LookupError):
+            async with line_told(traffic, os.getpid(), told.append) as is_started:
+                one.sendall(bytes(50_000))
+                await asyncio.to_thread(other.recv, 50_000, socket.MSG_WAITALL)
+                if fails:
+                    raise LookupError
+                await is_started()
+                assert len(told) == 1
+    assert len(told) == 1, "once at the end"
+    assert isinstance(told[0], LineUsed)
+    assert told[0].received >= 50_000
