@@ -23,7 +23,7 @@ def corpus() -> Corpus:
 def manifest_of(stages: int, *, schedule: str = "flush", optimizer: str = "adamw", clip_norm: float = 1.0):
     return preset(
         "tiny",
-        model={"layers": 3, "hidden_size": 32, "mlp_size": 48, "context": 16},
+        model={"layers": max(3, stages), "hidden_size": 32, "mlp_size": 48, "context": 16},
         stages={"count": stages, "schedule": schedule, "activations": "fp32"},
         inner={
             "optimizer": optimizer,

@@ -59,10 +59,11 @@ class StepRefused:
 
 @dataclass(frozen=True, slots=True)
 class GradRefused:
-    """The body of a callee's Grad was not taken."""
+    """The body of a callee's Grad was not taken. is_unlike: for its strength alone, which may be the micro-batch's doing."""
 
     peer: PeerId
     message: Grad
+    is_unlike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +245,13 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Say how much the gradients agree that two callees sent back for one output. Compared."""
+    """Say how much the gradients agree that two callees sent back for one output of that micro-batch. Compared."""
 
     one: PeerId
     other: PeerId
     of_one: Body
     of_other: Body
+    id: MicroBatchId
 
 
 HopAction = HopSend | Release | Compare | Note

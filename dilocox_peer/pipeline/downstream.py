@@ -34,8 +34,9 @@ from dilocox_peer.pipeline.contract import (
     GradRefused,
     MicroBatchResent,
 )
-from dilocox_peer.pipeline.flight import NOT_FINITE, CallPhase, Flight, State, Tray
+from dilocox_peer.pipeline.flight import NOT_FINITE, NOT_TAKEN, CallPhase, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
+from dilocox_peer.pipeline.outcomes import Outcomes
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import (
@@ -52,7 +53,8 @@ from dilocox_peer.wire.hops import (
 )
 
 MAX_CHECKS = 2  # under way: each holds an output and a gradient
-HOPELESS = 2  # callees that come to nothing finite with a micro-batch
+HOPELESS = 2  # callees that come to nothing with a micro-batch
+HOPELESS_ALONE = 3  # answers of the only callee that cannot be one
 MAX_REMEMBERED = 512  # callees that were late, linked or not
 LONGEST = 8  # times as long as another callee has for the same, and overdue_start_s more: whatever it says meanwhile
 
@@ -75,7 +77,8 @@ class Downstream:
         self._late: OrderedDict[PeerId, tuple[int, float]] = (
             OrderedDict()
         )  # how often, and until when each is avoided: a new link forgives nothing
-        self._hopeless: list[Flight] = []  # two callees, or the only one, came to nothing finite with them
+        self._hopeless: list[Flight] = []  # two callees, or the only one, came to nothing with them
+        self._outcomes = Outcomes()  # of callees
         self.resent = 0
         self.duplicates = 0
 
@@ -370,20 +373,33 @@ class Downstream:
         flight = self._called(peer, message)
         if flight is None:
             return
-        timing, callee = self._desk.timing, self._known.callees[peer]
-        now, pause_s = self._desk.now, timing.leaving_s if message.reason == "leaving" else timing.refused_s
+        flight.asked.discard(peer)  # what it refused it has no answer to
+        if message.reason not in (NOT_FINITE, NOT_TAKEN) or self._failed(flight, peer):
+            self._pause(peer, flight, is_leaving=message.reason == "leaving")
+        self._move(flight, "refused")
+
+    def _pause(self, peer: PeerId, flight: Flight, *, is_leaving: bool) -> None:
+        """It refused this."""
+        timing, callee, now = self._desk.timing, self._known.callees[peer], self._desk.now
+        pause_s = timing.leaving_s if is_leaving else timing.refused_s
         kept_s = now - flight.kept_since if self._has_it(flight) else 0.0
         if self._others(peer):  # or it could keep each up to the end of our patience, and be asked again
             pause_s = min(max(pause_s, LONGEST * kept_s), timing.overdue_cap_s)
             if kept_s > timing.overdue_start_s:
                 self._shun(callee)
         callee.avoid_until = max(callee.avoid_until, now + pause_s)
-        flight.asked.discard(peer)  # what it refused it has no answer to
-        if message.reason == NOT_FINITE and flight.checked is None:
-            flight.not_finite.add(peer)
-            if len(flight.not_finite) >= min(HOPELESS, len(self._known.callees)):
+
+    def _failed(self, flight: Flight, peer: PeerId, *, tries: int = 1) -> bool:
+        """Nothing came of it there, or nothing that we take: whether that is so of most that peer has of us. Else it is the micro-batch, of which
+        nothing will come elsewhere either. tries: that the only callee has."""
+        is_usual = self._outcomes.fruitless(peer)
+        if flight.checked is None:
+            flight.failed_at.add(peer)
+            flight.failures += 1
+            is_everywhere = len(self._known.callees) < HOPELESS and flight.failures >= tries
+            if is_everywhere or len(flight.failed_at) >= HOPELESS:
                 self._hopeless.append(flight)
-        self._move(flight, "refused")
+        return is_usual
 
     @staticmethod
     def _has_it(flight: Flight) -> bool:
@@ -391,7 +407,7 @@ class Downstream:
         return flight.phase is CallPhase.RESERVED or (flight.phase is CallPhase.SENT and flight.due < math.inf)
 
     def give_up(self, lose: Callable[[Flight], None]) -> None:
-        """Those that are hopeless."""
+        """Those that are hopeless: else each would be tried at every callee for ever, and hold the version that it is bound to."""
         while self._hopeless:
             lose(self._hopeless.pop())
 
@@ -402,11 +418,13 @@ class Downstream:
         if flight is None or not self._is_answer(flight, peer, grad):
             return
         flight.asked.discard(peer)
+        is_usual = self._failed(flight, peer, tries=1 if refused.is_unlike else HOPELESS_ALONE)
         if callee is None or flight.callee != peer:
             return
-        callee.avoid_until = max(callee.avoid_until, self._desk.now + self._desk.timing.refused_s)
+        if is_usual or not refused.is_unlike:
+            callee.avoid_until = max(callee.avoid_until, self._desk.now + self._desk.timing.refused_s)
         self._desk.send(peer, Cancel(*flight.id, flight.call))
-        self._move(flight, "not taken")
+        self._move(flight, NOT_TAKEN)
 
     def awaited(self, peer: PeerId, message: Grad) -> Body | None:
         """The output that it had of us and that this answers; None if there is none."""
@@ -430,7 +448,7 @@ class Downstream:
         self.unpark()  # the way to this callee is measured
         if flight.checked is not None:
             first, of_first = flight.checked
-            desk.actions.append(Compare(first, peer, of_first, body))
+            desk.actions.append(Compare(first, peer, of_first, body, flight.id))
             return
         if flight.output is not None:
             self._check(flight, peer, flight.output, body)
@@ -445,6 +463,7 @@ class Downstream:
     def _take_answer(self, flight: Flight, peer: PeerId) -> None:
         """The first gradient wins; whoever else has the call is told to leave it."""
         self._end(flight)
+        self._outcomes.fruitful(peer)
         if flight.phase is CallPhase.SENT and flight.callee == peer:
             self._known.callees[peer].answers.observe(self._desk.now - flight.phase_since)
         current = self._leave_callee(flight)

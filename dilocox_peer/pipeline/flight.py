@@ -23,7 +23,8 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import MAX_WINDOW, HopMessage, MicroBatchId
 
 RECENT = 64  # micro-batches whose origins vote on the round; also what a heap may hold in vain
-NOT_FINITE = "not finite"  # a Refuse says: nothing finite came of it
+NOT_FINITE = "not finite"  # a Refuse says: nothing came of it, here or behind
+NOT_TAKEN = "not taken"  # a Refuse says: its body is not what a stage can have computed
 BLAME_EVERY_S = 1.0  # what one peer does wrong is noted at most so often
 
 
@@ -75,7 +76,10 @@ class Flight:
     is_probed: bool = False  # asked whether it is still known, and not answered yet
     position: int = MAX_WINDOW  # in the callee's line, as last told
     moments: dict[str, float] | None = None
-    not_finite: set[PeerId] = field(default_factory=set)  # callees that came to nothing finite with it
+    failed_at: set[PeerId] = field(
+        default_factory=set
+    )  # callees that came to nothing with it, or did not take it, or whose answer we did not
+    failures: int = 0
     checked: tuple[PeerId, Body] | None = None  # it asks a second callee: who answered first, and what
 
 

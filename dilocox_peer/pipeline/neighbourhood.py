@@ -27,7 +27,7 @@ from dilocox_peer.pipeline.slots import Slots, num_slots, origin_window
 from dilocox_peer.pipeline.versions import Mode
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.declared import replaced
-from dilocox_peer.wire.hops import MAX_SECONDS, MAX_WINDOW, HopStatus, Step
+from dilocox_peer.wire.hops import MAX_SECONDS, MAX_WINDOW, HopStatus, MicroBatchId, Step
 
 SERVICE_FROM = 32  # newest work times that the median looks at
 NEWS_S = 0.1  # between two HopStatuses of what has changed
@@ -194,6 +194,11 @@ class Neighbourhood:
         known = sorted(callee.behind for callee in self.callees.values() if callee.behind is not None)
         # They have one chain, so the lowest is only the slowest to tell; and one that lies cannot hold the origins for ever.
         self.behind = min([self.rounds.certified, *known[len(known) // 2 :][:1]])
+
+    def may_send(self, caller: PeerId, id_: MicroBatchId) -> bool:
+        """Whether that micro-batch may come from there: the callers of stage 1 are the origins. Else one could have another's not computed here, by
+        claiming its id first."""
+        return self._role.stage != 1 or id_.origin == caller
 
     def note_origin(self, caller: PeerId, message: Step) -> None:
         """A micro-batch of its origin has come. At stage 1 that is the caller, whatever the message says. Further behind

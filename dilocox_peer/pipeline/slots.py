@@ -56,6 +56,7 @@ class Slots:
         self.capacity = capacity
         self._held: set[CallKey] = set()
         self._waiting: OrderedDict[CallKey, None] = OrderedDict()
+        self._places: dict[CallKey, int] | None = None  # of those that wait, while nobody moves
         self._uses: dict[PeerId, _Use] = {}
 
     @property
@@ -90,14 +91,14 @@ class Slots:
         assert key not in self._held, key
         assert key not in self._waiting, key
         self._waiting[key] = None
+        self._places = None
         self._uses.setdefault(key[0], _Use()).waiting += 1
 
     def position(self, key: CallKey) -> int:
-        """1 for the next in line."""
-        for place, waiting in enumerate(self._waiting, start=1):
-            if waiting == key:
-                return place
-        return 0
+        """1 for the next in line; 0 for who is past it."""
+        if self._places is None:  # once for all that ask while nobody moves: a frame may ask 64 times
+            self._places = {waiting: place for place, waiting in enumerate(self._waiting, start=1)}
+        return self._places.get(key, 0)
 
     def release(self, key: CallKey) -> None:
         """Gives back a slot, or the place in the line. Unknown keys do nothing."""
@@ -109,6 +110,7 @@ class Slots:
             use.held -= 1
         elif key in self._waiting:
             del self._waiting[key]
+            self._places = None
             use.waiting -= 1
 
     @property
@@ -122,6 +124,7 @@ class Slots:
         while self._waiting and (key := self._next_in_line()) is not None and passes():
             use = self._uses[key[0]]
             del self._waiting[key]
+            self._places = None
             self._held.add(key)
             use.waiting -= 1
             use.held += 1

@@ -9,9 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from dilocox_peer.pipeline.contract import Body, StepRefused
-from dilocox_peer.pipeline.flight import NOT_FINITE, RECENT, Flight, State, Tray
+from dilocox_peer.pipeline.contract import Body, HopRefused, StepRefused
+from dilocox_peer.pipeline.flight import NOT_FINITE, NOT_TAKEN, RECENT, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood
+from dilocox_peer.pipeline.outcomes import Outcomes
 from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots
 from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.types import PeerId
@@ -31,6 +32,9 @@ from dilocox_peer.wire.hops import (
 MAX_OUTSTANDING = 256  # calls of one caller that hold or await a slot, without bodies about 100 KB; more are refused
 MAX_REMEMBERED = 512  # callers that left slots unused, linked or not
 SENT_AGAIN_AFTER_S = 15.0  # after so long without a word a link is lost, and with it what was on its way
+MOST_PATIENCE = (
+    5  # times unused_grant_s, while other bodies of the caller come: it may have many slots, and a slow line
+)
 MOST_DOUBLED = 8  # times, with each time that it is sent: it may be our upload limit that it waits for
 
 
@@ -66,9 +70,14 @@ class Upstream:
         self.ready: list[tuple[int, Flight]] = []  # with the order of grants
         self._served: dict[PeerId, int] = {}  # when each caller was last
         self._num_served = 0
+        self._body_at: dict[PeerId, float] = {}  # when the last of each caller came
         self._unused: OrderedDict[PeerId, tuple[int, float]] = (
             OrderedDict()
         )  # how often slots of a caller expired, and until when it gets none
+        self._outcomes = Outcomes()  # of callers
+        self._fruitless: OrderedDict[PeerId, float] = (
+            OrderedDict()
+        )  # callers of which most comes to nothing, and until when they get no slot
         self._answers: AnswerCache[_Answer] = AnswerCache()
         self._serial = 0
         self.is_leaving = False
@@ -94,6 +103,7 @@ class Upstream:
                 answer.again_at = float("-inf")  # lost with the link
         self._slots.unlink(peer)
         self._served.pop(peer, None)
+        self._body_at.pop(peer, None)
         self._known.judge_stage0()
         self.resize()
 
@@ -121,9 +131,12 @@ class Upstream:
         """Takes slots back whose bodies do not come."""
         now, patience_s = self._desk.now, self._desk.timing.unused_grant_s
         for flight in list(self.flights.values()):
-            if flight.state is State.GRANTED and now - flight.since > patience_s:
-                assert flight.key is not None
-                self._left_unused(flight.key[0])
+            if flight.state is not State.GRANTED:
+                continue
+            caller, waited_s = _caller_of(flight), now - flight.since
+            is_on_its_way = now - self._body_at.get(caller, float("-inf")) <= patience_s
+            if waited_s > (MOST_PATIENCE * patience_s if is_on_its_way else patience_s):
+                self._left_unused(caller)
                 self._expel(flight, "expired")
         self.grant()
 
@@ -140,10 +153,22 @@ class Upstream:
             self._unused.popitem(last=False)
 
     def lose(self, flight: Flight) -> None:
-        """Nothing finite comes of it."""
-        if flight.key in self.flights:
-            self._expel(flight, NOT_FINITE)
-            self.grant()
+        """Nothing comes of it, here or behind us. A caller of which most is so gets no slot for a while, so that what it began with holds nobody up; whoever
+        passes on what others begin with gets them as long as it has honest work beside it."""
+        key = flight.key
+        if key is None or key not in self.flights:
+            return
+        caller = key[0]
+        if self._outcomes.fruitless(caller):
+            self._desk.note(
+                HopRefused(caller, "most of what it sends comes to nothing")
+            )  # no fault: others may have begun it
+            self._fruitless[caller] = self._desk.now + self._desk.timing.leaving_s
+            self._fruitless.move_to_end(caller)
+            while len(self._fruitless) > MAX_REMEMBERED:
+                self._fruitless.popitem(last=False)
+        self._expel(flight, NOT_FINITE)
+        self.grant()
 
     def _expel(self, flight: Flight, reason: str) -> None:
         assert flight.key is not None
@@ -162,11 +187,18 @@ class Upstream:
         if flight is not None:  # asked again: nothing is done twice; position 0 says that it is past the line
             self._desk.send(peer, SlotWait(*message.id, message.call, self._slots.position(key)))
             return
+        if not self._known.may_send(peer, message.id):
+            self._desk.send(peer, Refuse(*message.id, message.call, "another's micro-batch"))
+            self._desk.blame(peer, "a micro-batch that another peer begins")
+            return
         if self.is_leaving or self._is_paused:
             self._desk.send(peer, Refuse(*message.id, message.call, "leaving" if self.is_leaving else "paused"))
             return
         if self._desk.now < self._unused.get(peer, (0, float("-inf")))[1]:
             self._desk.send(peer, Refuse(*message.id, message.call, "left its slots unused"))
+            return
+        if self._desk.now < self._fruitless.get(peer, float("-inf")):
+            self._desk.send(peer, Refuse(*message.id, message.call, "most of it came to nothing"))
             return
         if self._slots.outstanding(peer) >= self._most_outstanding:
             self._desk.send(peer, Refuse(*message.id, message.call, "too many"))
@@ -217,6 +249,7 @@ class Upstream:
             self.duplicates += 1
             return
         flight.body, flight.round, flight.state = body, message.round, State.READY
+        self._body_at[peer] = self._desk.now
         self._slots.used(peer, is_used=True)
         self._unused.pop(peer, None)
         self._desk.mark(flight, "arrived")
@@ -232,7 +265,7 @@ class Upstream:
         step = refused.message
         flight = self.flights.get((refused.peer, step.call))
         if flight is not None and flight.state is State.GRANTED and flight.id == step.id:
-            self._expel(flight, "not taken")
+            self._expel(flight, NOT_TAKEN)
             self.grant()
 
     def on_ack(self, peer: PeerId, message: GradAck, _: Body | None) -> None:
@@ -291,6 +324,7 @@ class Upstream:
             self.lose(flight)
             return
         del self.flights[key]
+        self._outcomes.fruitful(key[0])
         answer = _Answer(key[0], flight.id, body, flight.loss)
         self._answers.keep(self._answer_key(key, flight.id), answer, at_most=2 * self._slots.capacity)
         self._send_answer(key, answer)

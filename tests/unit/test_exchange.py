@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import deque
 from collections.abc import Iterable
 
 import pytest
@@ -57,9 +58,9 @@ class MiddlePeer:
     """A stage in the middle, with the callers a and b and the callee z."""
 
     def __init__(self, pace=at_once) -> None:
-        manifest = manifest_of(3, schedule="carry")
+        manifest = manifest_of(4, schedule="carry")
         body = BodyFormat.of(manifest)
-        self.bench = bench_of(manifest, 1)
+        self.bench = bench_of(manifest, 2)
         self.told: list[Event] = []
         self.at_home: set[PeerId] = set()
         self.sent: list[tuple[PeerId, HopMessage]] = []
@@ -73,14 +74,14 @@ class MiddlePeer:
             listener=self.told.append,
         )
         self.loop = StageLoop(
-            manifest, 1, self.bench, peer=PeerId("me"), incarnation=1, corpus=None, device="cpu", clock=time.monotonic,
+            manifest, 2, self.bench, peer=PeerId("me"), incarnation=1, corpus=None, device="cpu", clock=time.monotonic,
             micro_batch_limit=None, timetable=Timetable(manifest),
         )  # fmt: skip
-        self.loop.begin(initial_state(manifest, 1))
+        self.loop.begin(initial_state(manifest, 2))
         hidden_BTD = torch.ones(body.batch, body.tokens, body.width)
         self.gradient = body.pack_hidden(hidden_BTD)
         self.activations = self.gradient + body.pack_targets(torch.zeros(body.batch, body.tokens, dtype=torch.int64))
-        for peer, stage in (("a", 0), ("b", 0), ("z", 2)):
+        for peer, stage in (("a", 1), ("b", 1), ("z", 3)):
             self.bench.take_in(contract.Linked(PeerId(peer), stage))
 
     def hear(self, peer: str, message: HopMessage, body: bytes = b"") -> None:
@@ -137,7 +138,7 @@ def test_a_body_that_nobody_let_come_says_nothing_of_what_is_usual(middle: Middl
         middle.receive("a", number, number)
     id_ = MicroBatchId(PeerId("head"), 1, 99)
     for stranger in ("b", "c", "d"):
-        middle.bench.take_in(contract.Linked(PeerId(stranger), 0))
+        middle.bench.take_in(contract.Linked(PeerId(stranger), 1))
         for call in range(50, 56):
             middle.hear(stranger, Step(*id_, call, 1, 8), weak)
     middle.receive("a", 5, 5)
@@ -152,10 +153,58 @@ def test_a_caller_whose_activations_are_too_strong_is_told_so(middle: MiddlePeer
         middle.receive("a", number, number)
     id_ = MicroBatchId(PeerId("head"), 1, 9)
     middle.hear("a", Reserve(*id_, 9, 1))
-    with pytest.raises(ProtocolError, match="activations of strength 50"):
-        middle.hear("a", Step(*id_, 9, 1, 8), strong)
+    middle.hear("a", Step(*id_, 9, 1, 8), strong)
     middle.flush()
     assert (PeerId("a"), Refuse(*id_, 9, "not taken")) in middle.sent
+    [told] = [event for event in middle.told if isinstance(event, contract.HopRefused)]
+    assert "activations of strength 50" in told.line()
+
+
+def test_a_caller_of_which_most_is_too_strong_breaks_the_protocol(middle: MiddlePeer):
+    """One that passes on what a liar began with, beside honest work, does not: it lost its link, and the liar kept its own."""
+    body = BodyFormat.of(manifest_of(4, schedule="carry"))
+    strong = body.pack_hidden(50 * torch.ones(body.batch, body.tokens, body.width))
+    strong += body.pack_targets(torch.zeros(body.batch, body.tokens, dtype=torch.int64))
+
+    def send(index: int) -> None:
+        id_ = MicroBatchId(PeerId("head"), 1, index)
+        middle.hear("a", Reserve(*id_, index, 1))
+        middle.hear("a", Step(*id_, index, 1, 8), strong)
+
+    for index in range(0, 24, 2):
+        middle.receive("a", index, index)
+        if index >= 8:
+            send(index + 1)
+    with pytest.raises(ProtocolError, match="activations of strength 50"):
+        send(24)
+
+
+def test_gradients_that_were_halved_otherwise_are_compared_as_they_came(
+    middle: MiddlePeer, monkeypatch: pytest.MonkeyPatch
+):
+    """Equal ones agreed by a half, where their senders' strengths are usually not the same."""
+    taken: list[contract.HopInput] = []
+    actions = deque[contract.HopAction]()
+    body = BodyFormat.of(manifest_of(4, schedule="carry"))
+    strong = body.pack_hidden(6 * torch.ones(body.batch, body.tokens, body.width))
+    id_ = MicroBatchId(PeerId("head"), 1, 7)
+    monkeypatch.setattr(middle.bench, "awaited", lambda _peer, _message: middle.activations)
+    monkeypatch.setattr(middle.bench, "take_in", taken.append)
+    monkeypatch.setattr(middle.bench, "take_actions", lambda: actions)
+    for peer, usual in (("y", 1.0), ("x", 2.0), ("z", 1.2)):
+        of_usual = body.pack_hidden(usual * torch.ones(body.batch, body.tokens, body.width))
+        for index in range(4):
+            middle.hear(peer, Grad(*MicroBatchId(PeerId("head"), 1, index), 1, 1.0, 0), of_usual)
+    taken.clear()
+    for peer in ("y", "x"):
+        middle.hear(peer, Grad(*id_, 1, 1.0, 0), strong)
+    one, other = (event.body for event in taken if isinstance(event, contract.HopReceived))
+    assert one is not None
+    assert other is not None
+    assert one != other, "halved otherwise"
+    actions.append(contract.Compare(PeerId("y"), PeerId("x"), one, other, id_))
+    middle.flush()
+    assert taken[-1] == contract.Compared(PeerId("y"), PeerId("x"), 1.0)
 
 
 def test_activations_that_are_strong_are_taken_at_half(middle: MiddlePeer, monkeypatch: pytest.MonkeyPatch):
@@ -308,8 +357,8 @@ def test_two_statuses_of_one_moment_leave_as_one(middle: MiddlePeer):
     middle.flush()
     middle.sent.clear()
     for _ in range(2):
-        middle.bench.take_in(contract.Linked(PeerId("c"), 0))
+        middle.bench.take_in(contract.Linked(PeerId("c"), 1))
         middle.bench.take_in(contract.Unlinked(PeerId("c")))
-        middle.bench.take_in(contract.Linked(PeerId("c"), 0))
+        middle.bench.take_in(contract.Linked(PeerId("c"), 1))
     middle.flush()
     assert sum(isinstance(message, HopStatus) for peer, message in middle.sent if peer == "c") == 1

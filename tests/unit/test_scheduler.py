@@ -570,13 +570,14 @@ def test_an_answer_asked_for_again_and_again_is_sent_more_and_more_seldom() -> N
 
 
 @pytest.mark.parametrize("callees", [(DOWN,), (DOWN, DOWN2)])
-def test_what_nobody_computes_finitely_is_given_up_by_its_origin(callees: tuple[PeerId, ...]) -> None:
+@pytest.mark.parametrize("reason", ["not finite", "not taken"])
+def test_what_comes_to_nothing_is_given_up_by_its_origin(callees: tuple[PeerId, ...], reason: str) -> None:
     """By two callees, or by the only one: it would go round for ever, and no step comes while it is out."""
     bench = origin().link(*callees)
     id_, callee, call = bench.call()
     for _ in callees:
         assert id_ in bench.machine.own
-        bench.get(callee, Refuse(*id_, call, "not finite"))
+        bench.get(callee, Refuse(*id_, call, reason))
         callee = DOWN2 if callee == DOWN else DOWN
         bench.get(callee, SlotGrant(*id_, call))
     assert id_ not in bench.machine.own
@@ -589,6 +590,79 @@ def test_what_nobody_computes_finitely_goes_back_to_its_caller() -> None:
     said = bench.get(callee, Refuse(*id_, call, "not finite"))
     assert (UP, Refuse(*id_, 1, "not finite")) in said
     assert not bench.machine.callers.flights
+
+
+def test_a_micro_batch_whose_gradients_are_unlike_at_two_callees_goes_back_to_its_caller() -> None:
+    bench = middle().link(DOWN2)
+    bench.take(1)
+    id_, callee, call = bench.call()
+    for is_last in (False, True):
+        said = bench.says(GradRefused(callee, Grad(*id_, call, 1.0, 0), is_unlike=True))
+        assert ((UP, Refuse(*id_, 1, "not finite")) in said) is is_last
+        callee = DOWN2 if callee == DOWN else DOWN
+        bench.get(callee, SlotGrant(*id_, call))
+    assert not bench.machine.callers.flights
+
+
+def test_a_bad_micro_batch_costs_no_callee_its_next_ones() -> None:
+    """Somebody who begins one now and then had both callees left alone for a second, or for eight times as long as they had kept it."""
+    bench = origin().link(DOWN2)
+    id_, callee, call = bench.call()
+    bench.now += 20.0
+    bench.get(callee, Refuse(*id_, call, "not taken"))
+    other = DOWN2 if callee == DOWN else DOWN
+    bench.get(other, SlotGrant(*id_, call))
+    bench.get(other, Refuse(*id_, call, "not taken"))
+    assert id_ not in bench.machine.own
+    found = {bench.call()[1] for _ in range(2)}
+    assert found == {DOWN, DOWN2}
+
+
+def test_a_callee_that_refuses_most_is_left_alone() -> None:
+    bench = origin()
+    for _ in range(4):
+        id_, callee, call = bench.call()  # asked again at once: it may have been the micro-batch
+        bench.get(callee, Refuse(*id_, call, "not taken"))
+    work, sends = bench.work()
+    assert isinstance(work, Forward)
+    assert sends == [], "parked"
+
+
+def test_a_caller_of_which_most_comes_to_nothing_gets_no_slot_for_a_while() -> None:
+    bench = middle().link(UP2)
+    for index in range(4):
+        bench.take(index)
+        id_, callee, call = bench.call()
+        actions = bench.feed(HopReceived(callee, Refuse(*id_, call, "not taken")))
+    assert [event.peer for event in bench.notes(actions, HopRefused) if isinstance(event, HopRefused)] == [UP]
+    asked = Reserve(*id_of(9), 9, 0)
+    assert bench.get(UP, asked) == [(UP, Refuse(*id_of(9), 9, "most of it came to nothing"))]
+    bench.take(5, UP2, origin=UP2)
+    bench.tick(61.0)
+    assert bench.get(UP, asked) == [(UP, SlotGrant(*id_of(9), 9))]
+
+
+def test_a_caller_with_a_slow_line_keeps_its_slots_while_its_bodies_come() -> None:
+    """It had all its slots granted at once, and a body takes it 50 s: from the third on they were taken back, and it was told off."""
+    bench = last(max_slots=16)
+    for index in range(6):
+        bench.get(UP, Reserve(*id_of(index), index, 0))
+    for index in range(6):
+        assert not [said for said in bench.tick(50.0) if isinstance(said[1], Refuse)]
+        assert bench.get(UP, Step(*id_of(index), index, 0, 6), b"x") == []
+    bench.get(UP, Reserve(*id_of(6), 6, 0))
+    assert (UP, Refuse(*id_of(6), 6, "expired")) in bench.tick(121.0)
+
+
+def test_nobody_keeps_slots_by_a_body_now_and_then() -> None:
+    bench = last(max_slots=16)
+    for index in range(6):
+        bench.get(UP, Reserve(*id_of(index), index, 0))
+    said = []
+    for index in range(6):
+        said += bench.tick(110.0)
+        bench.get(UP, Step(*id_of(index), index, 0, 6), b"x")
+    assert (UP, Refuse(*id_of(5), 5, "expired")) in said
 
 
 def test_a_callee_that_refuses_what_waited_for_our_upload_limit_is_asked_again_soon() -> None:
@@ -626,7 +700,7 @@ def test_the_same_call_again_does_nothing_twice() -> None:
 
 
 def test_the_same_id_of_another_caller_is_computed_afresh_and_after_the_first() -> None:
-    bench = middle().link(UP2)
+    bench = Bench(2, 4).link(UP, UP2, DOWN)
     bench.take(1, UP)
     bench.take(1, UP2)
     id_, callee, call = bench.call()
@@ -685,12 +759,15 @@ def test_a_later_stage_knows_the_rounds_of_its_recent_origins() -> None:
     assert bench.machine.num_origins(listed=2) == 2
 
 
-def test_a_caller_that_is_a_origin_works_for_itself_alone() -> None:
+def test_a_caller_that_is_an_origin_works_for_itself_alone() -> None:
     bench = Bench(1, max_slots=200).link(UP, UP2)
-    for index in range(40):
-        bench.name_origin(PeerId(f"invented{index}"))
-    bench.name_origin(UP, UP2)
-    assert bench.machine.recent_origins() == {(UP, UP): (0, 40), (UP2, UP2): (0, 1)}
+    bench.name_origin(UP)
+    for origin in (PeerId("invented"), UP):  # with the id of another's, that would not be computed here
+        assert bench.get(UP2, Reserve(*id_of(0, origin), 0, 0)) == [
+            (UP2, Refuse(*id_of(0, origin), 0, "another's micro-batch"))
+        ]
+    bench.name_origin(UP2, UP2)
+    assert bench.machine.recent_origins() == {(UP, UP): (0, 1), (UP2, UP2): (0, 1)}
     assert bench.machine.num_origins(listed=1) == 2
 
 

@@ -18,6 +18,7 @@ from dilocox_peer.peer.links.body_queue import BodyQueue
 from dilocox_peer.peer.links.link_traffic import LinkTraffic
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.likeness import Likeness
+from dilocox_peer.pipeline.outcomes import Outcomes
 from dilocox_peer.pipeline.turnstile import Delay
 from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
@@ -27,6 +28,7 @@ from dilocox_peer.wire.hops import (
     Grad,
     HopMessage,
     HopStatus,
+    MicroBatchId,
     Refuse,
     Step,
     decode_hops,
@@ -34,6 +36,8 @@ from dilocox_peer.wire.hops import (
 )
 
 MAX_HEARD = 512  # neighbours remembered
+MAX_HALVED = 256  # gradients of which it is remembered how often they were halved
+TOLD_EVERY_S = 10.0  # that a peer's body is unlike others
 STATUS_RATE = 20.0  # HopStatuses a second of a neighbour; an honest one sends 11 at most (neighbourhood.py)
 STATUS_BURST = 200.0  # at once
 
@@ -66,6 +70,11 @@ class Exchange:
         self._listener = listener
         self._activations = Likeness("activations", refuses_weak=True)
         self._gradients = Likeness("a gradient")
+        self._likes = (
+            Outcomes()
+        )  # of neighbours: whose bodies are mostly refused for their strength breaks the protocol
+        self._told_at: OrderedDict[PeerId, float] = OrderedDict()
+        self._halvings: OrderedDict[tuple[PeerId, MicroBatchId], int] = OrderedDict()
         self._statuses: dict[PeerId, TokenBucket] = {}
         self.traffic = LinkTraffic()
         self.heard: OrderedDict[PeerId, float] = OrderedDict()  # when the last frame of each came (monotonic)
@@ -76,7 +85,8 @@ class Exchange:
         return self._bodies.opens_at
 
     def take(self, peer: PeerId, raw: bytes, body: memoryview, wire_s: float) -> None:
-        """A frame of a neighbour, which took wire_s to come in. Raises ProtocolError, and takes nothing of it then, but that its body was refused."""
+        """A frame of a neighbour, which took wire_s to come in. Raises ProtocolError, and takes nothing of it then, but that its body was refused. A body that
+        is refused for its strength breaks the protocol only where most of its sender's are: it may have passed on what another began with."""
         if peer in self.banned:
             raise ProtocolError(peer, "the run's owner has banned it")
         if self._admission is not None:  # it was let in when it greeted; it may have been put out since
@@ -88,17 +98,25 @@ class Exchange:
         if any(isinstance(message, HopStatus) for message in messages):
             self._count_status(peer)
         if isinstance(last, Step | Grad):
-            reason, halvings = self._body.why_not(body, is_step=isinstance(last, Step)), 0
+            reason, halvings, is_unlike = self._body.why_not(body, is_step=isinstance(last, Step)), 0, False
             if reason is None:
                 reason, halvings = self._compared(peer, last, body)
+                is_unlike = reason is not None
             if reason is not None:
                 if isinstance(last, Step):
                     self._bench.take_in(contract.StepRefused(peer, last))
                 else:
-                    self._bench.take_in(contract.GradRefused(peer, last))
+                    self._bench.take_in(contract.GradRefused(peer, last, is_unlike))
+                if is_unlike and not self._likes.fruitless(peer):
+                    self._tell_unlike(peer, reason)
+                    return
                 raise ProtocolError(peer, reason)
             if halvings:
                 body = memoryview(self._body.halved(body, halvings))
+                if isinstance(last, Grad):
+                    self._halvings[peer, last.id] = halvings
+                    while len(self._halvings) > MAX_HALVED:
+                        self._halvings.popitem(last=False)
         elif len(body):
             raise ProtocolError(peer, f"{len(body)} bytes behind a message that has none")
         self.traffic.received += len(raw) + len(body)
@@ -125,13 +143,25 @@ class Exchange:
         if isinstance(message, Step):
             if not self._bench.awaits(peer, message):
                 return None, 0
-            strength, likeness = self._body.strength(body), self._activations
-            return likeness.why_not(peer, strength, now), likeness.halvings(peer, strength, now)
-        if (output := self._bench.awaited(peer, message)) is None:
-            return None, 0
-        assert isinstance(output, bytes | bytearray | memoryview), type(output)
-        strength, likeness = self._body.strength_for_one(body, output), self._gradients
-        return likeness.why_not(peer, strength, now, about=message.id), likeness.halvings(peer, strength, now)
+            strength, likeness, about = self._body.strength(body), self._activations, None
+        else:
+            if (output := self._bench.awaited(peer, message)) is None:
+                return None, 0
+            assert isinstance(output, bytes | bytearray | memoryview), type(output)
+            strength, likeness, about = self._body.strength_for_one(body, output), self._gradients, message.id
+        if (reason := likeness.why_not(peer, strength, now, about=about)) is not None:
+            return reason, 0
+        self._likes.fruitful(peer)
+        return None, likeness.halvings(peer, strength, now)
+
+    def _tell_unlike(self, peer: PeerId, reason: str) -> None:
+        now = time.monotonic()
+        if now - self._told_at.get(peer, float("-inf")) >= TOLD_EVERY_S:
+            self._told_at[peer] = now
+            self._told_at.move_to_end(peer)
+            while len(self._told_at) > MAX_HEARD:
+                self._told_at.popitem(last=False)
+            self._listener(contract.HopRefused(peer, reason))
 
     def forget(self, peer: PeerId) -> None:
         """It is linked no longer: what it sent does not say any more what is usual."""
@@ -153,11 +183,8 @@ class Exchange:
                     assert isinstance(body, bytes | memoryview), type(body)
                     assert isinstance(message, Step | Grad), type(message)
                     self._bodies.add(peer, message, body, at_home=self._is_at_home(peer))
-                case contract.Compare(one, other, of_one, of_other):
-                    assert isinstance(of_one, bytes | bytearray | memoryview), type(of_one)
-                    assert isinstance(of_other, bytes | bytearray | memoryview), type(of_other)
-                    agreement = self._body.agreement(of_one, of_other)
-                    self._bench.take_in(contract.Compared(one, other, agreement))
+                case contract.Compare():
+                    self._bench.take_in(contract.Compared(action.one, action.other, self._agreement(action)))
                 case Note(contract.MicroBatchDone()):
                     pass  # the training loop counts and shows them
                 case Note(contract.MicroBatchTimed() as timed):
@@ -175,6 +202,16 @@ class Exchange:
                 self._bench.take_in(contract.StepSent(peer, step_or_grad))
         for event in notes:
             self._listener(event)
+
+    def _agreement(self, asked: contract.Compare) -> float:
+        """Each was halved by what is usual of others than its sender: they are compared as if both had been, as often as the one that was more often."""
+        halvings = [self._halvings.pop((peer, asked.id), 0) for peer in (asked.one, asked.other)]
+        bodies = []
+        for body, times in zip((asked.of_one, asked.of_other), halvings, strict=True):
+            assert isinstance(body, bytes | bytearray | memoryview), type(body)
+            more = max(halvings) - times
+            bodies.append(self._body.halved(body, more) if more else body)
+        return self._body.agreement(*bodies)
 
     def _send(self, deliver: Deliver, peer: PeerId, header: bytes, body: Bytes | None) -> None:
         if deliver(peer, header, body):
