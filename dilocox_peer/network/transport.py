@@ -239,6 +239,11 @@ class Transport:
         """Why peer has no right in the run any more, whoever brings its words; None: it has, or may have."""
         return None if self.admission is None else self.admission.gate.is_out(peer, time.time())
 
+    def why_not_in(self, peer: PeerId) -> str | None:
+        """Why nothing of peer's is taken that another brings: it has shown nobody here what lets it take part. None: the run is open, or it has, itself or
+        with its lease."""
+        return self._refusal(peer, Right.JOIN)
+
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     async def refresh_addresses(self, timeout_s: float = 5.0) -> tuple[str, ...]:

@@ -89,9 +89,25 @@ def test_each_peer_leads_about_as_often_and_no_certificate_has_a_say_in_it() -> 
 
 def test_majority_digest_is_the_most_frequent_and_of_those_the_lowest() -> None:
     low, high = b"\x01" * 32, b"\x02" * 32
-    assert majority_digest([entry(A, high), entry(B, high), entry(C, low)]) == high
-    assert majority_digest([entry(A, high), entry(B, low), entry(C)]) == low
-    assert majority_digest([entry(A)]) == b""
+    voters = (A, B, C)
+    assert majority_digest([entry(A, high), entry(B, high), entry(C, low)], voters) == high
+    assert majority_digest([entry(A, high), entry(B, low), entry(C)], voters) == low
+    assert majority_digest([entry(A)], voters) == b""
+    assert majority_digest([entry(A, high), entry(B, low), entry(C, low)], (A,)) == high, "the others have no vote"
+
+
+def test_a_leader_puts_nobody_before_those_that_stay() -> None:
+    """The first voter's half is a quorum: the second of two wrote a roster with itself in front, and went on alone."""
+    place = GENESIS.then(first_view(A, B, C))
+    for roster, is_right in (
+        ((A, C, D), True),
+        ((B, C), True),
+        ((C, A), False),
+        ((D, A, B, C), False),
+        ((A, D, B), False),
+    ):
+        value = place.round_value([entry(A)], roster)
+        assert (why_not(place, certified(place, value, (A, B))) is None) is is_right, roster
 
 
 def test_head_names_the_value_and_neither_ballot_nor_signatures() -> None:
@@ -142,7 +158,7 @@ def test_a_forged_signature_is_refused() -> None:
         ({"entries": (entry(B), entry(A))}, "entries not in the order of distinct peers"),
         ({"entries": (entry(A), entry(A))}, "entries not in the order of distinct peers"),
         ({"entries": (entry(A), entry(D))}, "an entry of a peer that is not in the roster"),
-        ({"state_digest": b"\x01" * 32}, "a state digest that its entries do not report"),
+        ({"state_digest": b"\x01" * 32}, "a state digest that the voters' entries do not report"),
     ],
 )
 def test_a_value_that_does_not_follow_is_refused_with_the_reason(change: dict[str, object], reason: str) -> None:

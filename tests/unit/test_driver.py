@@ -129,13 +129,20 @@ async def test_a_message_is_encoded_once_for_all_who_get_it(monkeypatch: pytest.
     assert sorted(sent) == sorted((name, encode_message(each)) for each in (first, second) for name in "abc")
 
 
-async def test_nobody_speaks_for_a_peer_that_was_put_out_of_the_run() -> None:
-    transport = cast("Any", SimpleNamespace(why_out=lambda peer: "revoked" if peer == "out" else None))
+async def test_nobody_speaks_for_a_peer_that_was_put_out_of_the_run_or_never_let_in() -> None:
+    """A leader seats keys that it has made up, as newcomers that others have not heard of yet: its words for them made them voters."""
+    transport = cast(
+        "Any",
+        SimpleNamespace(
+            why_out=lambda peer: "revoked" if peer == "out" else None,
+            why_not_in=lambda peer: "no" if peer in ("out", "made up") else None,
+        ),
+    )
     driver = RoundDriver(
         NOTHING, transport=transport, blobs=NOTHING, journal=NOTHING, disk=NOTHING, check_blob=NOTHING,
         max_blob_bytes=1, on_apply=NOTHING, on_fetch_state=NOTHING, on_change=NOTHING, listener=NOTHING,
     )  # fmt: skip
-    for origin, to in (("out", "me"), ("a", "out"), ("a", "me")):
+    for origin, to in (("out", "me"), ("a", "out"), ("made up", "me"), ("a", "me")):
         envelope = Passed(0, sha256(b"head"), 1, PeerId(origin), PeerId(to), 1, b"raw", b"s" * 64)
         driver.receive(PeerId("via"), encode_message(envelope))
     assert [each.message.origin for each in (driver.inputs.get_nowait() for _ in range(driver.inputs.qsize()))] == ["a"]  # type: ignore[union-attr]

@@ -131,10 +131,10 @@ class Adoption:
         return None if any(self._members.at(head, now) - in_vain for head in heads) else "state"
 
     def has_drifted(self, child: Certificate) -> bool:
-        """Whether our anchor is not the one that most contributors to our head's child started from. They have to be as many as half of its
-        signers: of a round with few contributions those few would have everybody fetch their state."""
-        certified, ours = child.value.state_digest, self.anchor.digest
-        saying = sum(entry.state_digest == certified for entry in child.value.entries)
+        """Whether our anchor is not the one that most voters among the contributors to our head's child started from. They have to be as many as half of
+        its signers: of a round with few contributions those few would have everybody fetch their state."""
+        certified, ours, voters = child.value.state_digest, self.anchor.digest, self._chain.place.voters
+        saying = sum(entry.state_digest == certified and entry.peer in voters for entry in child.value.entries)
         return bool(certified and ours and certified != ours) and 2 * saying > len(child.signatures)
 
     def hear_owner(self, checkpoint: Checkpoint) -> tuple[list[Action], str | None]:

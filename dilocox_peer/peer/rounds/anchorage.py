@@ -5,7 +5,7 @@ differ only after a restart (a state from disk, then the certificates since), or
 """
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.chain import Chain, Suffix, place_after
@@ -39,16 +39,18 @@ class Anchorage:
         members: Members,
         timing: Timing,
         rng: random.Random,
+        is_own: Callable[[Digest], bool],
         stored_states: Collection[Digest],
         now: float,
     ) -> None:
-        """owner: this peer and its incarnation. stored_states: heads of the states on our disk."""
+        """owner: this peer and its incarnation. is_own: whether a contribution is ours. stored_states: heads of the states on our disk."""
         self._owner = owner
         self._chain = chain
         self._forks = forks
         self._members = members
         self._timing = timing
         self._rng = rng
+        self._is_own = is_own
         heights = map(chain.height_of, stored_states)
         self._stored = sorted(
             height for height in heights if height is not None and (height or chain.height <= MAX_REPLAYED)
@@ -196,7 +198,7 @@ class Anchorage:
         self._fetching = _Fetching(head, suffix, now, donors)
         certificates = () if suffix is None else suffix.certificates
         entries = (entry for each in certificates for entry in each.value.entries)
-        is_in = any((entry.peer, entry.incarnation) == self._owner for entry in entries)
+        is_in = any((each.peer, each.incarnation) == self._owner or self._is_own(each.blob) for each in entries)
         keep = self.height is not None and not is_in
         height = self._chain.height_of(head)
         round_number = certificates[-1].value.round if certificates else self._chain.place_at(height or 0).round

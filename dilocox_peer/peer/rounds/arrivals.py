@@ -86,6 +86,9 @@ class Arrivals:
         if reason := self.why_not_signed([entry], [message.signature]):
             return [], reason
         self._incarnations[sender] = self._incarnations.get(sender, 0) + 1
+        self.offers.pop(
+            sender, None
+        )  # of two that offer one thing the first counts: a second offer has no place of an earlier one
         self.offers[sender] = entry
         if self._slicing is not None:
             self._slicing.offered(entry)

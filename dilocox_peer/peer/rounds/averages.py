@@ -143,7 +143,7 @@ class Slicing:
     def has(self, table: Digest, now: float) -> bool:
         """Whether a contribution can be averaged: all whose slices they are hold theirs of it, or for a while all but few of many; when it is
         late, one of them for each slice. Its author is that one only where no other has said anything: nobody else may have been given the slice."""
-        if not self._holdings.has(table):
+        if not self._holdings.has(table) or self._holdings.is_refused(table):
             return False
         if now < self.late_at:
             if not (everyone := self._everyone(now)) or table in self._by_all(everyone):

@@ -18,7 +18,7 @@ from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.rounds.directing import Authority
 from dilocox_peer.peer.rounds.index import Index
 from dilocox_peer.peer.rounds.past import MOST_IN_BLOCK, Block, BlockStore, Certificates, Past
-from dilocox_peer.peer.rounds.seats import EVERYBODY, Seats, SeatTerms
+from dilocox_peer.peer.rounds.seats import EVERYBODY, Seats, SeatTerms, keeps_order
 from dilocox_peer.peer.rounds.slices import Sharing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Averaged, Certificate, Entry, Kind, Plan, Result, Value, acceptance
@@ -75,9 +75,9 @@ def is_quorum(peers: Collection[PeerId], voters: Sequence[PeerId]) -> bool:
     return 2 * present > len(voters)
 
 
-def majority_digest(entries: Iterable[Entry]) -> bytes:
-    """The state digest that most entries report (of equally frequent ones the lowest), b"" if none reports one."""
-    counts = Counter(entry.state_digest for entry in entries if entry.state_digest)
+def majority_digest(entries: Iterable[Entry], voters: Collection[PeerId]) -> bytes:
+    """The state digest that most of the voters' entries report (the lowest of equally frequent ones), b"" if none does: newcomers would else have all fetch theirs."""
+    counts = Counter(entry.state_digest for entry in entries if entry.state_digest and entry.peer in voters)
     return min(counts, key=lambda digest: (-counts[digest], digest)) if counts else b""
 
 
@@ -189,7 +189,7 @@ class Place:
         ordered = tuple(sorted(entries, key=lambda entry: entry.peer))
         return Value(
             what=Averaged(results, directive) if results else directive or "round", height=self.height + 1, round=self.round + 1, weight=self.weight + len(ordered),
-            entries=ordered, roster=tuple(roster), plan=plan or self.plan.next(), state_digest=majority_digest(ordered),
+            entries=ordered, roster=tuple(roster), plan=plan or self.plan.next(), state_digest=majority_digest(ordered, self.voters),
         )  # fmt: skip
 
     def view_change(self, roster: Iterable[PeerId]) -> Value:
@@ -206,6 +206,8 @@ class Place:
             return f"height {value.height} after height {self.height}"
         if not 0 < len(value.roster) <= max_peers or len(set(value.roster)) != len(value.roster):
             return f"a roster of {len(value.roster)} peers, {len(set(value.roster))} distinct; at most {max_peers}"
+        if not keeps_order(self.roster, value.roster):
+            return "a roster in another order"
         if value.weight != self.weight + len(entrants):
             return f"weight {value.weight} after {self.weight} with {len(entrants)} entries"
         if reason := self._why_not_directed(value):
@@ -220,8 +222,8 @@ class Place:
             return "entries not in the order of distinct peers"
         if not set(entrants) <= set(self.roster):
             return "an entry of a peer that is not in the roster"
-        if value.state_digest != majority_digest(value.entries):
-            return "a state digest that its entries do not report"
+        if value.state_digest != majority_digest(value.entries, self.voters):
+            return "a state digest that the voters' entries do not report"
         if reason := (self.sharing or Sharing(0)).why_not(value, self.roster if self.sharing else (), self.voters):
             return reason
         return self.bounds(plans).why_not(value.plan, self.plan)

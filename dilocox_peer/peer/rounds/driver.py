@@ -149,9 +149,9 @@ class RoundDriver:
             self._tell_refusal(sender, error.reason, asyncio.get_running_loop().time())
             return
         if isinstance(message, Passed) and (
-            self._transport.why_out(message.origin) or self._transport.why_out(message.to)
+            self._transport.why_not_in(message.origin) or self._transport.why_out(message.to)
         ):
-            return  # put out of the run: nobody speaks for it, or to it
+            return  # put out of the run, or never let in, as far as is known here: nobody speaks for it, or to it
         if isinstance(message, Carried):
             if sender in self.machine.roster:
                 self._carrying.came(sender, message.raw)

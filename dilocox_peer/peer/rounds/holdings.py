@@ -49,6 +49,7 @@ class Holdings:
         self._sizes: dict[Digest, int] = {}
         self._parts: dict[Digest, tuple[Digest, ...]] = {}
         self._passing: set[Digest] = set()
+        self._own: set[Digest] = set()
 
     def held(self, blob: Digest, round_number: int, size_bytes: int, parts: tuple[Digest, ...] = ()) -> None:
         """size_bytes: as it is, not as an offer has it. parts: the slices that a table names."""
@@ -66,6 +67,7 @@ class Holdings:
 
     def held_own(self, entry: Entry, round_number: int, parts: tuple[Digest, ...]) -> None:
         """Our contribution, and its slices."""
+        self._own.add(entry.blob)
         self.held(entry.blob, round_number, entry.size_bytes, parts)
         for part in parts:
             self.held(part, round_number, 0)
@@ -125,6 +127,10 @@ class Holdings:
     def times_early(self, blob: Digest) -> int:
         """How often it was asked for in vain of peers that may have to get it first."""
         return wanted.times_early if (wanted := self._wanted.get(blob)) is not None else 0
+
+    def is_own(self, blob: Digest) -> bool:
+        """Whether it is a contribution of ours, in whosever name it was certified."""
+        return blob in self._own
 
     def has(self, blob: Digest) -> bool:
         return blob in self._held
@@ -197,6 +203,7 @@ class Holdings:
             self._passing.discard(blob)
             self._certified.discard(blob)
             self._held.discard(blob)
+            self._own.discard(blob)
             self._refused.pop(blob, None)
             self._wanted.pop(blob, None)
         return tuple(old)

@@ -144,7 +144,7 @@ class RoundMachine:
             replay=self.replay_type(
                 me, self._chain, self._holdings, self._members, self._conduct, timing, state_bytes
             ),
-            anchor=Anchorage((me, incarnation), self._chain, self._forks, self._members, timing, rng, stored_states, now),
+            anchor=Anchorage((me, incarnation), self._chain, self._forks, self._members, timing, rng, self._holdings.is_own, stored_states, now),
             sit=self._sit_down, durable=durable, now=now,
         )  # fmt: skip
         if durable is not None and durable.votes.accepted is not None:

@@ -11,7 +11,7 @@ one or two is lost too easily.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,8 @@ class Seats:
         clock_us = self.clock_us + self._round_us(value, before)
         candidates = {peer: each for peer, each in self.candidates.items() if peer in value.roster}
         for entry in value.entries:
-            if entry.peer not in self.earned and entry.peer in value.roster and len(candidates) < MAX_CANDIDATES:
+            is_new = entry.peer not in self.earned and entry.peer in value.roster
+            if is_new and entry.micro_batches and len(candidates) < MAX_CANDIDATES:
                 known = candidates.get(entry.peer, _Candidate(0, self.clock_us))
                 candidates[entry.peer] = replace(known, counted=min(known.counted + 1, terms.contributions))
         promoted = tuple(each for each in self.promoted if each[0] > value.round - terms.window)
@@ -106,6 +107,13 @@ class Seats:
         itself alone would be the median."""
         told = {entry.peer: entry.report.step_us for entry in value.entries}
         return value.plan.inner_steps * int(statistics.median_low([told.get(peer, 0) for peer in before]))
+
+
+def keeps_order(before: Sequence[PeerId], after: Sequence[PeerId]) -> bool:
+    """Whether those who stay in a roster come before newcomers, in the order that they had. The first voter is the one whose half is a quorum
+    (chain.is_quorum): a leader could else put its own in front, and go on with a half."""
+    stay = [peer for peer in before if peer in after]
+    return list(after[: len(stay)]) == stay
 
 
 EVERYBODY = Seats()

@@ -1,0 +1,141 @@
+"""What members make up, with the real machine in its world: a state, a place in the order of offers, a table of slices."""
+
+from typing import Any
+
+import pytest
+
+from dilocox_peer.peer.rounds.adoption import Adoption
+from dilocox_peer.peer.rounds.contract import Received, StateComputed
+from dilocox_peer.peer.rounds.seats import SeatTerms
+from dilocox_peer.types import Digest, sha256
+from dilocox_peer.wire.chain import Entry, Report, offer_statement
+from dilocox_peer.wire.rounds import Offer
+
+from .scenario import starter
+from .world import Anchor, Network, Node, World, sign_as
+
+
+def started(seed: int, num_peers: int, founders: int | None = None) -> tuple[World, list[Node]]:
+    """founders of them are there from the start: all, where it is None."""
+    world = World(seed, num_peers)
+    world.start_peers = founders or num_peers
+    world.network = Network(latency_s=0.02, spread_s=0.05, blob_s=0.3)
+    nodes = list(world.nodes.values())
+    for node in nodes:
+        node.slowness = 1.0
+    return world, nodes
+
+
+def begin(world: World, nodes: list[Node]) -> None:
+    for node in nodes:
+        world.at(world.rng.random(), starter(world, node))
+    assert world.run(60.0, stop=lambda: all(node.machine and node.machine.round >= 1 for node in nodes))
+
+
+def ignore_checks(world: World, *more: str) -> None:
+    """The hostile ones break what they say of themselves."""
+    for name in ("after_event", "sends", "persists", "noted", "fetched", *more):
+        setattr(world.checks, name, lambda *_: None)
+
+
+class Forged(Anchor):
+    """A state that follows from no contribution; its digest is the lowest of those that are equally frequent."""
+
+    def after(self, blobs: Any) -> Anchor:
+        blobs = list(blobs)
+        return Forged(Digest(b"\0\0" + sha256(self.digest, *blobs)[2:]), self.units) if blobs else self
+
+
+def is_forged(digest: bytes) -> bool:
+    return digest[:2] == b"\0\0"
+
+
+@pytest.mark.parametrize(("founders", "newcomers"), [(1, 1), (2, 2), (3, 4)])
+def test_newcomers_without_a_vote_have_no_voter_fetch_a_state_of_theirs(
+    founders: int, newcomers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, nodes = started(5, founders + newcomers, founders)
+    world.seat(SeatTerms(contributions=100))
+    begin(world, nodes[:founders])
+    for node in nodes[founders:]:
+        starter(world, node)()
+    machine = nodes[0].machine
+    assert machine is not None
+    assert world.run(
+        world.now + 120,
+        stop=lambda: (
+            len(machine.roster) == len(nodes) and all(node.machine and node.machine.is_ready for node in nodes)
+        ),
+    )
+    ignore_checks(world)
+    has_drifted = Adoption.has_drifted
+    monkeypatch.setattr(
+        Adoption, "has_drifted", lambda self, child: not is_forged(self.anchor.digest) and has_drifted(self, child)
+    )
+    for node in nodes[founders:]:
+        assert node.machine is not None
+        assert node.anchor is not None
+        node.anchor = Forged(Digest(b"\0\0" + sha256(b"what the attackers like")[2:]), node.anchor.units)
+        node.feed(StateComputed(node.machine.head, node.anchor.digest))
+    before = machine.round
+    world.run(world.now + 60)
+    assert machine.round > before + 5
+    assert not any(node.anchor is not None and is_forged(node.anchor.digest) for node in nodes[:founders])
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_an_early_offer_of_nothing_is_no_claim_on_anothers_contribution(is_open: bool) -> None:
+    """Of two that offer one thing the first counts: it offered nothing first, and then what the victim had offered, as one micro-batch of its own."""
+    world, nodes = started(7, 5, 3 if is_open else 5)
+    if is_open:
+        world.seat(SeatTerms(contributions=4))
+    begin(world, nodes[: world.start_peers])
+    for node in nodes[world.start_peers :]:
+        starter(world, node)()
+    honest = nodes[0].machine
+    assert honest is not None
+    assert world.run(world.now + 60, stop=lambda: len(honest.roster) == 5)
+    victim, thief = nodes[3], nodes[4]
+    ignore_checks(world)
+    thief.make_units = lambda: None  # type: ignore[method-assign]
+    heads: dict[str, Digest] = {}
+    stolen: set[Digest] = set()
+    incarnation = thief.incarnation
+
+    def say(blob: Digest, head: Digest) -> None:
+        nonlocal incarnation
+        incarnation += 1
+        machine = thief.machine
+        assert machine is not None
+        entry = Entry(thief.peer, incarnation, blob, 100, 1, b"", Report())
+        signature = sign_as(thief.peer)(offer_statement(0, head, entry))
+        for peer in machine.roster:
+            if peer != thief.peer:
+                world.deliver(thief.peer, peer, Offer(0, head, machine.view, entry, signature))
+
+    feed = thief.feed
+
+    def hear(happened: Any) -> None:
+        feed(happened)
+        machine = thief.machine
+        if machine is None:
+            return
+        head = machine.head
+        if heads.get("junk") != head:
+            heads["junk"] = head
+            world.at(world.now + 0.3, lambda: say(sha256(b"junk" + head), head))
+        match happened:
+            case Received(victim.peer, Offer(head=said, entry=entry)) if said == head != heads.get("copy"):
+                heads["copy"] = head
+                stolen.add(entry.blob)
+                say(entry.blob, head)
+
+    thief.feed = hear  # type: ignore[method-assign]
+    before = honest.round
+    world.run(world.now + 100)
+    rounds = [each.value for each in honest.chain if each.value.kind == "round" and each.value.round > before + 2]
+    assert len(rounds) > 8
+    counted = [[entry.peer for entry in value.entries] for value in rounds]
+    assert sum(victim.peer in each for each in counted) >= len(rounds) - 2
+    copies = sum(entry.peer == thief.peer and entry.blob in stolen for value in rounds for entry in value.entries)
+    assert copies <= len(rounds) // 8, "now and then it is the faster of the two on the way to a leader"
