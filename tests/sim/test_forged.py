@@ -1,14 +1,18 @@
 """What members make up, with the real machine in its world: a state, a place in the order of offers, a table of slices."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from dilocox_peer.peer.rounds.adoption import Adoption
-from dilocox_peer.peer.rounds.contract import Received, StateComputed
+from dilocox_peer.peer.rounds.contract import Closed, Received, SliceAveraged, StateComputed
 from dilocox_peer.peer.rounds.seats import SeatTerms
+from dilocox_peer.peer.rounds.slices import ranked
 from dilocox_peer.types import Digest, sha256
-from dilocox_peer.wire.chain import Entry, Report, offer_statement
+from dilocox_peer.wire.chain import Entry, Report, SliceOutcome, offer_statement
 from dilocox_peer.wire.rounds import Offer
 
 from .scenario import starter
@@ -139,3 +143,74 @@ def test_an_early_offer_of_nothing_is_no_claim_on_anothers_contribution(is_open:
     assert sum(victim.peer in each for each in counted) >= len(rounds) - 2
     copies = sum(entry.peer == thief.peer and entry.blob in stolen for value in rounds for entry in value.entries)
     assert copies <= len(rounds) // 8, "now and then it is the faster of the two on the way to a leader"
+
+
+def test_a_result_that_is_offered_as_a_contribution_counts_for_nobody() -> None:
+    """Everybody holds it. Once so few were left that contributions are whole it was certified, and no merge could read it."""
+    world, nodes = started(1, 4)
+    world.be_sliced(4)
+    begin(world, nodes)
+    assert world.run(60.0, stop=lambda: world.checks.sliced >= 2)
+    ignore_checks(world)
+    leaver, hostile, honest = nodes[0], nodes[1], nodes[2].machine
+    assert honest is not None
+    leaver.gone_for_good = True
+    leaver.crash()
+    offered: list[Digest] = []
+    feed = hostile.feed
+
+    def tell(happened: Any) -> None:
+        machine = hostile.machine
+        if isinstance(happened, Closed) and machine is not None and not machine.is_sliced:
+            name = next(each for each in reversed(machine.chain) if each.value.results).value.results[0].blob
+            offered.append(name)
+            happened = Closed(happened.base, msgspec.structs.replace(happened.entry, blob=name, size_bytes=100), ())
+        feed(happened)
+
+    hostile.feed = tell  # type: ignore[method-assign]
+    before = honest.round
+    world.run(world.now + 60)
+    assert offered
+    assert honest.round > before + 5
+    assert not any(entry.blob in offered for each in honest.chain for entry in each.value.entries)
+
+
+def test_a_table_that_is_named_as_a_residual_holds_up_no_round() -> None:
+    """Two average a slice, say so, and are gone: with that residual, which everybody held, none of the slice's later means could be made."""
+    world, nodes = started(3, 7)
+    world.be_sliced(4)
+    begin(world, nodes)
+    assert world.run(60.0, stop=lambda: world.checks.sliced >= 2)
+    ignore_checks(world, "averaged")
+    first = nodes[0].machine
+    assert first is not None
+    sharing = first.sitting.seat.place.sharing
+    assert sharing is not None
+    pair = [world.nodes[peer] for peer in ranked(sharing, first.roster)[0][:2]]
+    false: list[Digest] = []
+
+    def lying(feed: Callable[[Any], None]) -> Callable[[Any], None]:
+        def tell(happened: Any) -> None:
+            if isinstance(happened, SliceAveraged) and happened.slice == 0 and happened.outcome is not None:
+                table = first.chain[-1].value.entries[0].blob
+                false.append(table)
+                true = happened.outcome
+                happened = replace(happened, outcome=SliceOutcome(true.blob, true.size_bytes, true.base, table))
+            feed(happened)
+
+        return tell
+
+    for node in pair:
+        node.feed = lying(node.feed)  # type: ignore[method-assign,assignment]
+    assert world.run(
+        world.now + 60,
+        stop=lambda: any(each.value.results and each.value.results[0].residual in false for each in first.chain),
+    )
+    for node in pair:
+        node.gone_for_good = True
+        node.crash()
+    machine = next(node.machine for node in nodes if node not in pair)
+    assert machine is not None
+    before = machine.round
+    world.run(world.now + 90)
+    assert machine.round > before + 5

@@ -22,6 +22,7 @@ from dilocox_peer.peer.rounds.contract import (
     AverageSlice,
     BlobHeld,
     BlobMissing,
+    BlobPart,
     BlobRefused,
     Closed,
     FetchBlob,
@@ -152,8 +153,17 @@ def parts_of(blob: bytes) -> tuple[Digest, ...]:
     return tuple(map(Digest, unpacked[2])) if unpacked[0] in ("table", "bad") and len(unpacked) > 2 else ()
 
 
-def is_malformed(blob: bytes) -> bool:
-    return kind_of(blob) == "bad"
+def why_unfit(blob: bytes, part: BlobPart | None) -> str | None:
+    """What the check of a blob that is wanted as this part says of it."""
+    kind = kind_of(blob)
+    if kind == "bad":
+        return "malformed"
+    if part is None:
+        return None if kind == "movement" else f"a {kind} for a contribution"
+    is_right = kind == part.kind or (kind == "lie" and part.kind == "result")
+    if not is_right or (part.kind in ("result", "residual", "slice") and slice_of(blob) != part.slice):
+        return f"a {kind} for a {part.kind} {part.slice}"
+    return None
 
 
 def sign_as(peer: PeerId) -> Callable[[bytes], bytes]:
@@ -340,7 +350,8 @@ class Node:
                     self._fetch_all(self.slots.ask(action, world.now))
             case AverageSlice():
                 base = self._base_of(action.slice)
-                if base and not action.base and base in self.disk.blobs and not self.is_hostile:
+                here = self.disk.blobs.get(base) if base and not action.base and not self.is_hostile else None
+                if here is not None and why_unfit(here, BlobPart("residual", action.slice)) is None:
                     raise Violation(f"slice {action.slice} goes on without the residual that is here")
                 self.later(world.rng.random() * world.average_s, lambda: self._average(action))
             case Apply():
@@ -391,20 +402,19 @@ class Node:
         world = self.world
         del self.fetches[action.blob]
         blob = self.disk.blobs.get(action.blob)
-        if blob is not None:  # verified when it was stored, or our own
-            self.feed(BlobHeld(action.blob, len(blob), parts_of(blob)))
-            return
+        is_here = blob is not None
         for source in action.sources:
             if blob is None and (node := world.reachable(self.peer, source)) is not None:
                 blob = None if world.fails() else node.disk.blobs.get(action.blob)
         if blob is None:
             self.feed(BlobMissing(action.blob))
-        elif is_malformed(blob):
-            self.feed(BlobRefused(action.blob, "malformed", action.part))
+        elif (reason := why_unfit(blob, action.part)) is not None:
+            self.feed(BlobRefused(action.blob, reason, action.part))
         else:
-            self.disk.blobs[action.blob] = blob
-            self.world.checks.fetched(self, action, blob)
-            self.feed(BlobHeld(action.blob, len(blob), parts_of(blob)))
+            if not is_here:
+                self.disk.blobs[action.blob] = blob
+                self.world.checks.fetched(self, action, blob)
+            self.feed(BlobHeld(action.blob, len(blob), parts_of(blob), action.part))
 
     def _average(self, action: AverageSlice) -> None:
         """As a peer does: with what is on its disk alone."""
@@ -414,6 +424,9 @@ class Node:
         base = blobs.get(Digest(action.base)) if action.base else b""
         if None in tables or None in slices or base is None:
             raise Violation(f"{self.peer} is to average a slice that it does not hold")
+        if base and why_unfit(base, BlobPart("residual", action.slice)) is not None:
+            self.feed(SliceAveraged(action.inputs, action.slice, None))
+            return
         units = sorted(unit for each in slices if each is not None for unit in units_of(each))
         kind = "lie" if self.lies else "result"
         shown = [list(unit) for unit in units]

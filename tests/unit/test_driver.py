@@ -348,7 +348,7 @@ async def test_a_table_comes_beside_its_offer_and_is_not_fetched(tmp_path: Path)
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
-    assert done == [BlobMissing(sha256(table)), BlobHeld(sha256(table), len(table))]
+    assert done == [BlobMissing(sha256(table)), BlobHeld(sha256(table), len(table), (), part)]
 
 
 async def test_a_contribution_that_is_none_is_refused_and_nothing_of_it_stays(tmp_path: Path) -> None:

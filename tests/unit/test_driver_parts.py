@@ -15,7 +15,7 @@ from dilocox_peer.peer.rounds.contract import BlobHeld, BlobMissing, BlobPart, B
 from dilocox_peer.peer.rounds.driver import RoundDriver
 from dilocox_peer.store.bundles import BUNDLED_BYTES
 from dilocox_peer.store.shelf import Shelf
-from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.types import Digest, PeerId, sha256
 
 NOTHING = cast("Any", None)
 
@@ -66,7 +66,7 @@ async def test_what_members_sign_that_they_hold_is_on_the_disk_before_it_counts_
     (tmp_path / sha256(blob).hex()[:2]).mkdir()  # that a folder is made durable is its own matter
     wanted = FetchBlob(sha256(blob), (PeerId("author"),), part=BlobPart(kind, 0, sha256(b"table")))
     answers = await answers_to([wanted], blobs, fetch, max_bytes=max_bytes)
-    assert answers == {wanted.blob: BlobHeld(wanted.blob, len(blob))}
+    assert answers == {wanted.blob: BlobHeld(wanted.blob, len(blob), (), wanted.part)}
     assert blobs.get(wanted.blob) == blob
     assert bool(flushed) is lasts
 
@@ -95,10 +95,24 @@ async def test_small_slices_of_a_bundle_are_checked_and_kept_each_for_itself(tmp
     answers = await answers_to(wanted, blobs, fetch, check=check)
     assert sorted(asked) == sorted(map(sha256, (good, bad, unknown))), "once each, and not what is here"
     assert answers == {
-        sha256(here): BlobHeld(sha256(here), len(here)), sha256(good): BlobHeld(sha256(good), len(good)),
+        sha256(here): BlobHeld(sha256(here), len(here), (), part),
+        sha256(good): BlobHeld(sha256(good), len(good), (), part),
         sha256(bad): BlobRefused(sha256(bad), "it does not decode", part), sha256(unknown): BlobMissing(sha256(unknown)),
     }  # fmt: skip
     assert blobs.held == {sha256(here), sha256(good)}
+
+
+@pytest.mark.parametrize("kind", ["table", "result", "residual"])
+async def test_what_is_on_the_disk_is_checked_as_what_it_is_wanted_as(kind: Any, tmp_path: Path) -> None:
+    """A table that two averagers named as the residual was here, whole, and no slice of any round could be averaged with it."""
+
+    def check(_view: memoryview, part: BlobPart) -> tuple[Digest, ...]:
+        raise MalformedBlob(f"no {part.kind}")
+
+    blobs, part = Shelf(tmp_path), BlobPart(kind, 0)
+    name = blobs.put(b"something else")
+    answers = await answers_to([FetchBlob(name, (PeerId("author"),), part=part)], blobs, NOTHING, check=check)
+    assert answers == {name: BlobRefused(name, f"no {kind}", part)}
 
 
 @pytest.mark.parametrize(("kind", "lasts"), [("slice", False), ("result", True)])

@@ -33,3 +33,16 @@ def test_a_table_that_is_refused_is_refused_as_a_contribution():
     holdings.refused(BLOB, BlobPart("table"))
     assert holdings.is_refused(BLOB)
     assert not holdings.may_want(BLOB, 0.0)
+
+
+def test_what_is_held_as_one_thing_is_not_held_as_another():
+    """Somebody may offer a result's name as its contribution, or say that a table is a residual: those pass no check as that."""
+    as_what = (None, BlobPart("table"), BlobPart("result", 0), BlobPart("result", 1), BlobPart("residual", 0))
+    for held in as_what:
+        holdings = Holdings(Timing())
+        holdings.held(BLOB, 1, 10, part=held)
+        for wanted in as_what:
+            assert holdings.has(BLOB, wanted) is (wanted == held)
+            assert holdings.may_want(BLOB, 0.0, wanted) is (wanted != held)
+    holdings.lost(BLOB)
+    assert not any(holdings.has(BLOB, each) for each in as_what)

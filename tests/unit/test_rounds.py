@@ -163,7 +163,7 @@ class Table:
             if source in self.machines or source == peer
         ):
             self.blobs[peer].add(action.blob)
-            return BlobHeld(action.blob, 10)
+            return BlobHeld(action.blob, 10, (), action.part)
         return BlobMissing(action.blob)
 
     def wait(self, seconds: float) -> None:

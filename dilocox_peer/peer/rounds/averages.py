@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dilocox_peer.peer.rounds.conduct import NO_RESULT
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, SliceAveraged
 from dilocox_peer.peer.rounds.gathering import Gathering
-from dilocox_peer.peer.rounds.holdings import Holdings
+from dilocox_peer.peer.rounds.holdings import SLICE, TABLE, Holdings
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.named import Named, are_passed_over, told_apart
 from dilocox_peer.peer.rounds.overheard import Overheard
@@ -143,7 +143,7 @@ class Slicing:
     def has(self, table: Digest, now: float) -> bool:
         """Whether a contribution can be averaged: all whose slices they are hold theirs of it, or for a while all but few of many; when it is
         late, one of them for each slice. Its author is that one only where no other has said anything: nobody else may have been given the slice."""
-        if not self._holdings.has(table) or self._holdings.is_refused(table):
+        if not self._holdings.has(table, TABLE) or self._holdings.is_refused(table):
             return False
         if now < self.late_at:
             if not (everyone := self._everyone(now)) or table in self._by_all(everyone):
@@ -167,14 +167,14 @@ class Slicing:
     def is_under_way(self, table: Digest, now: float) -> bool:
         if self._holdings.is_refused(table) or self.has(table, now):
             return False
-        return self._holdings.has(table) or self._holdings.is_under_way(table)
+        return self._holdings.has(table, TABLE) or self._holdings.is_under_way(table)
 
     def lacking(self, table: Digest, now: float) -> Digest | None:
         """What of a contribution is still to come to us: its table, or a slice of it that is ours to average; None: nothing."""
-        if not self._holdings.has(table):
+        held, parts = self._holdings, self._holdings.parts_of(table)
+        if not held.has(table, TABLE):
             return table
-        parts = self._holdings.parts_of(table)
-        return next((parts[index] for index in self._own(now) if parts and not self._holdings.has(parts[index])), None)
+        return next((parts[index] for index in self._own(now) if parts and not held.has(parts[index], SLICE)), None)
 
     # ---- what comes in ----
 
@@ -254,8 +254,8 @@ class Slicing:
             batch.failed.add(index)  # the next in order steps in, or other inputs are named
             return []
         place, owner, round_number = self._seat.place, self._seat.owner, self._seat.place.round + 1
-        self._holdings.held(outcome.blob, round_number, outcome.size_bytes)
-        self._holdings.held(outcome.residual, round_number, 0)
+        self._holdings.held(outcome.blob, round_number, outcome.size_bytes, part=BlobPart("result", index))
+        self._holdings.held(outcome.residual, round_number, 0, part=BlobPart("residual", index))
         self._holdings.pass_by([outcome.residual])
         signature = owner.sign(self.words.statement(inputs, index, outcome))
         batch.said.setdefault(index, {})[self._seat.me] = outcome, signature
@@ -295,8 +295,8 @@ class Slicing:
         return now + retry_s / 2 if self.gathering.has_spoken(self._seat.me) or self._current is not None else FOREVER
 
     def _is_gathered(self, table: Digest, own: Sequence[int]) -> bool:
-        parts = self._holdings.parts_of(table)
-        return bool(parts) and self._holdings.has(table) and self._holdings.has_all(parts[index] for index in own)
+        held, parts = self._holdings, self._holdings.parts_of(table)
+        return bool(parts) and held.has(table, TABLE) and held.has_all((parts[index] for index in own), SLICE)
 
     def _want_slices(self, entry: Entry, own: Sequence[int], now: float) -> list[Action]:
         parts, actions = self._holdings.parts_of(entry.blob), list[Action]()
@@ -338,11 +338,10 @@ class Slicing:
         for index in own:
             if index in batch.under_way | batch.failed or self._seat.me in batch.said.get(index, {}):
                 continue
-            is_here = self._holdings.has_all(self._holdings.parts_of(table)[index] for table in tables)
-            base = self._sharing.base(index)
-            if base and not self._holdings.has(residual := Digest(base)):  # it comes while the contributions' slices do
+            is_here = self._holdings.has_all((self._holdings.parts_of(table)[index] for table in tables), SLICE)
+            base, as_what = self._sharing.base(index), BlobPart("residual", index)
+            if base and not self._holdings.has(residual := Digest(base), as_what):  # it comes while the slices do
                 holders = [peer for peer, _ in self._sharing.results[index].by]
-                as_what = BlobPart("residual", index)
                 actions += self._want(residual, as_what, holders, now, perhaps=self._seat.others)
                 tries = self._holdings.failures(residual)
                 before, since = self._missed.setdefault(residual, (tries, now))

@@ -311,7 +311,7 @@ class Ballots:
 
     def _may_accept(self, value: Value) -> bool:
         """Holding every blob is part of what an ACK says."""
-        return self._holdings.has_all(value.blobs)
+        return self._holdings.has_things(value.things)
 
     def _backed(self, persist: Action) -> list[Action]:
         return [persist]  # it must precede the ACK

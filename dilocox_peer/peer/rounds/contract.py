@@ -84,11 +84,12 @@ class Closed:
 @dataclass(frozen=True, slots=True)
 class BlobHeld:
     """A fetched blob was verified (hash, shape, finite, norm) and is here, durably if it must last (FetchBlob). size_bytes: as it is,
-    whatever its offer said. parts: the slices that a table names."""
+    whatever its offer said. parts: the slices that a table names. part: as what it was verified."""
 
     blob: Digest
     size_bytes: int
     parts: tuple[Digest, ...] = ()
+    part: "BlobPart | None" = None
 
 
 @dataclass(frozen=True, slots=True)

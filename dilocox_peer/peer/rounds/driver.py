@@ -369,18 +369,22 @@ class RoundDriver:
             return parts
 
         try:
-            return BlobHeld(action.blob, len(raw), await loop.run_in_executor(self._disk, check_and_store))
+            parts = await loop.run_in_executor(self._disk, check_and_store)
+            return BlobHeld(action.blob, len(raw), parts, action.part)
         except MalformedBlob as error:  # the author's fault, not the sources'
             return BlobRefused(action.blob, str(error), action.part)
 
-    def _here(self, action: FetchBlob) -> BlobHeld | None:
-        """In a worker thread."""
+    def _here(self, action: FetchBlob) -> BlobHeld | BlobRefused | None:
+        """What is on our disk, checked as what it is wanted as: as another it may have come. In a worker thread."""
         if (here := self._blobs.mapped(action.blob)) is None:
             return None
         if action.must_last:
             self._blobs.flush(action.blob)
-        is_table = action.part is not None and action.part.kind == "table"
-        return BlobHeld(action.blob, len(here), self._checked(action, here) if is_table else ())
+        is_slice = action.part is not None and action.part.kind == "slice"  # that is looked at where it is averaged
+        try:
+            return BlobHeld(action.blob, len(here), () if is_slice else self._checked(action, here), action.part)
+        except MalformedBlob as error:
+            return BlobRefused(action.blob, str(error), action.part)
 
     async def fetched(self, action: FetchBlob) -> Input:
         """The answer to it, always one of the three that the contract names."""
@@ -419,7 +423,7 @@ class RoundDriver:
             return BlobMissing(action.blob)
         except MalformedBlob as error:  # the author's fault, not the sources'
             return BlobRefused(action.blob, str(error), action.part)
-        return BlobHeld(action.blob, size_bytes, parts)
+        return BlobHeld(action.blob, size_bytes, parts, action.part)
 
     def _most_bytes(self, part: BlobPart | None) -> int:
         return self._max_blob_bytes if part is None or self._slices is None else self._slices.max_bytes(part)

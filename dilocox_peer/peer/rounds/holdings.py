@@ -13,6 +13,7 @@ EARLY_RETRY_S, EARLY_GROWTH = 0.25, 1.25  # seconds, and how much longer each ti
 MOST_GROWN = 32  # times: a head may stand for hours
 
 
+TABLE, SLICE = BlobPart("table"), BlobPart("slice")
 MAX_REFUSALS = 4096  # of one blob; as many slices and tables as a round can have
 
 
@@ -31,17 +32,25 @@ def _kept(part: BlobPart | None) -> BlobPart | None:
     return None if part is None or part.kind == "table" else part
 
 
+def _kind(part: BlobPart | None) -> tuple[str, int]:
+    """As what a blob was checked. A slice is looked at anew with each table that names it, where it is averaged."""
+    if part is None:
+        return "contribution", 0
+    return part.kind, part.slice if part.kind in ("result", "residual") else 0
+
+
 def part_of(thing: Thing) -> BlobPart | None:
     """What a certificate names it as."""
     return None if thing.slice is None else BlobPart("result", thing.slice)
 
 
 class Holdings:
-    """A blob is held, refused for good, wanted (under way, or missing until its next try), or unknown."""
+    """A blob is held, refused for good, wanted (under way, or missing until its next try), or unknown. It is held as what it was checked as: anybody may
+    offer a result's name as a contribution, or say that a table is a residual."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
-        self._held: set[Digest] = set()
+        self._held: dict[Digest, set[tuple[str, int]]] = {}  # as what
         self._refused: dict[Digest, set[BlobPart | None]] = {}  # as what
         self._wanted: dict[Digest, _Wanted] = {}
         self._round_of: dict[Digest, int] = {}
@@ -51,9 +60,16 @@ class Holdings:
         self._passing: set[Digest] = set()
         self._own: set[Digest] = set()
 
-    def held(self, blob: Digest, round_number: int, size_bytes: int, parts: tuple[Digest, ...] = ()) -> None:
-        """size_bytes: as it is, not as an offer has it. parts: the slices that a table names."""
-        self._held.add(blob)
+    def held(
+        self,
+        blob: Digest,
+        round_number: int,
+        size_bytes: int,
+        parts: tuple[Digest, ...] = (),
+        part: BlobPart | None = None,
+    ) -> None:
+        """size_bytes: as it is, not as an offer has it. parts: the slices that a table names. part: as what it was checked."""
+        self._held.setdefault(blob, set()).add(_kind(part))
         if parts:
             self._parts[blob] = parts
             self._passing.add(blob)
@@ -63,14 +79,14 @@ class Holdings:
 
     def held_all(self, things: Iterable[Thing], round_number: int) -> None:
         for thing in things:
-            self.held(thing.name, round_number, thing.size_bytes)
+            self.held(thing.name, round_number, thing.size_bytes, part=part_of(thing))
 
     def held_own(self, entry: Entry, round_number: int, parts: tuple[Digest, ...]) -> None:
         """Our contribution, and its slices."""
         self._own.add(entry.blob)
-        self.held(entry.blob, round_number, entry.size_bytes, parts)
-        for part in parts:
-            self.held(part, round_number, 0)
+        self.held(entry.blob, round_number, entry.size_bytes, parts, TABLE if parts else None)
+        for each in parts:
+            self.held(each, round_number, 0, part=SLICE)
         self._passing.update(parts)
 
     def found(self, blobs: Collection[Digest], chain: Iterable[Certificate], round_number: int) -> None:
@@ -109,7 +125,7 @@ class Holdings:
 
     def lost(self, blob: Digest) -> None:
         """It was held and is so no longer."""
-        self._held.discard(blob)
+        self._held.pop(blob, None)
 
     def missing(self, blob: Digest, now: float) -> bool:
         """No source gave it; it is asked for again after a while, if still wanted. Whether that is a failure."""
@@ -132,15 +148,20 @@ class Holdings:
         """Whether it is a contribution of ours, in whosever name it was certified."""
         return blob in self._own
 
-    def has(self, blob: Digest) -> bool:
-        return blob in self._held
+    def has(self, blob: Digest, part: BlobPart | None = None) -> bool:
+        """Whether it is here, and was checked as this part."""
+        return _kind(part) in self._held.get(blob, ())
 
     def size_of(self, blob: Digest) -> int:
         """Bytes of one that was held here, 0 of another."""
         return self._sizes.get(blob, 0)
 
-    def has_all(self, blobs: Iterable[Digest]) -> bool:
-        return all(blob in self._held for blob in blobs)
+    def has_all(self, blobs: Iterable[Digest], part: BlobPart | None = None) -> bool:
+        return all(self.has(blob, part) for blob in blobs)
+
+    def has_things(self, things: Iterable[Thing]) -> bool:
+        """Each as what a certificate names it as."""
+        return all(self.has(thing.name, part_of(thing)) for thing in things)
 
     def is_refused(self, blob: Digest, part: BlobPart | None = None) -> bool:
         return _kept(part) in self._refused.get(blob, ())
@@ -153,7 +174,7 @@ class Holdings:
 
     def may_want(self, blob: Digest, now: float, part: BlobPart | None = None) -> bool:
         """Whether `want` would start a fetch: not of what is held, refused, under way or failed just now."""
-        if blob in self._held or self.is_refused(blob, part):
+        if self.has(blob, part) or self.is_refused(blob, part):
             return False
         wanted = self._wanted.get(blob)
         return wanted is None or (not wanted.under_way and now >= wanted.retry_at)
@@ -175,7 +196,7 @@ class Holdings:
 
         early: of peers that may have to get it first: that they have not got it yet is nobody's failure, and they are asked again soon.
         elsewhere: one that is under way takes too long; these sources instead, once."""
-        if blob in self._held or self.is_refused(blob, part):
+        if self.has(blob, part) or self.is_refused(blob, part):
             return []
         wanted = self._wanted.setdefault(blob, _Wanted(under_way=False, elsewhere=False, retry_at=now, failures=0))
         if now < wanted.retry_at or (wanted.under_way and (wanted.elsewhere or not elsewhere)):
@@ -202,7 +223,7 @@ class Holdings:
             self._parts.pop(blob, None)
             self._passing.discard(blob)
             self._certified.discard(blob)
-            self._held.discard(blob)
+            self._held.pop(blob, None)
             self._own.discard(blob)
             self._refused.pop(blob, None)
             self._wanted.pop(blob, None)

@@ -333,8 +333,8 @@ class RoundMachine:
                 self._heartbeats.progressed(event, now)
             case Closed():
                 self._close(event)
-            case BlobHeld(blob, size_bytes, parts):
-                self._holdings.held(blob, self.round + 1, size_bytes, parts)
+            case BlobHeld(blob, size_bytes, parts, part):
+                self._holdings.held(blob, self.round + 1, size_bytes, parts, part)
                 self.sitting.arrivals.on_held(blob, now)
                 self._conduct.came(blob, now)
             case BlobRefused(blob, reason, part):

@@ -65,7 +65,8 @@ class Replay:
     def _to_fetch(self, path: Suffix) -> int:
         """Bytes, about: what an entry says of its size is its author's word, so the median speaks for all."""
         sizes = [thing.size_bytes for certificate in path.certificates for thing in certificate.value.things]
-        missing = sum(not self._holdings.has(name) for each in path.certificates for name in each.value.blobs)
+        things = (thing for each in path.certificates for thing in each.value.things)
+        missing = sum(not self._holdings.has(thing.name, part_of(thing)) for thing in things)
         return missing * int(median(sizes)) if sizes else 0
 
     def first_kept(self) -> tuple[int, int, int]:
@@ -101,7 +102,7 @@ class Replay:
         return any(held.is_refused(each.name, part_of(each)) or held.failures(each.name) >= tries for each in things)
 
     def is_here(self, certificate: Certificate) -> bool:
-        return self._holdings.has_all(certificate.value.blobs)
+        return self._holdings.has_things(certificate.value.things)
 
     def _sources(self, author: PeerId, signers: Collection[PeerId], here: Collection[PeerId]) -> list[PeerId]:
         """Those here first, a dead one costs a dial; among them the author, then who signed that it holds the blob."""

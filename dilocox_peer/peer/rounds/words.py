@@ -29,7 +29,9 @@ class Words:
         later may have it."""
         said = batch.said.get(index, {})
         outcomes = {outcome for outcome, _ in said.values()}
-        if self._seat.me not in said and any(self._holdings.has(outcome.blob) for outcome in outcomes):
+        if self._seat.me not in said and any(
+            self._holdings.has(each.blob, BlobPart("result", index)) for each in outcomes
+        ):
             batch.came(index, now)
         is_late, is_over = batch.is_late(index, now, within_s), now >= batch.known.get(index, now) + within_s
         for outcome in outcomes:
@@ -48,7 +50,7 @@ class Words:
 
         def is_lost(peer: PeerId, blob: Digest) -> bool:
             return holdings.is_refused(blob, BlobPart("result", index)) or (
-                (peer, index) in batch.misers and not holdings.has(blob)
+                (peer, index) in batch.misers and not holdings.has(blob, BlobPart("result", index))
             )
 
         return {peer for peer, (outcome, _) in batch.said.get(index, {}).items() if is_lost(peer, outcome.blob)}
@@ -75,7 +77,9 @@ class Words:
             return None
         found = (self.result(batch, index) for index in range(len(self._orders)))
         results = tuple(result for result in found if result is not None)
-        if len(results) < len(self._orders) or not self._holdings.has_all(result.blob for result in results):
+        if len(results) < len(self._orders) or not all(
+            self._holdings.has(result.blob, BlobPart("result", index)) for index, result in enumerate(results)
+        ):
             return None
         return results
 
