@@ -9,8 +9,15 @@ from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.lowrank import rank_of
 from dilocox_peer.compression.names import codec_names
 from dilocox_peer.compression.slices import RESULT_CODEC
+from dilocox_peer.compression.sizes import (
+    LENGTH_BYTES,
+    low_rank_bytes,
+    matrix_shape,
+    max_header_bytes,
+    payload_limits,
+)
 from dilocox_peer.errors import MalformedBlob
-from dilocox_peer.types import TensorSpec
+from dilocox_peer.types import Layout, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,18 @@ class AllowedCodecs:
                 raise MalformedBlob(f"{spec.name} in {codec.name}; in this run it may be in {', '.join(sorted(names))}")
             if codec.name == LOW_RANK and (rank := rank_of(payload)) > self.max_rank:
                 raise MalformedBlob(f"{spec.name} in rank {rank}; in this run at most {self.max_rank}")
+
+    def max_bytes(self, layout: Layout) -> int:
+        """That a contribution with these tensors may have: what a stranger may have us fetch before it is looked at."""
+        tensors = (max(self._most_bytes(name, spec) for name in self._names(spec)) for spec in layout.tensors)
+        return LENGTH_BYTES + max_header_bytes(layout) + sum(tensors)
+
+    def _most_bytes(self, name: str, spec: TensorSpec) -> int:
+        most = payload_limits(name, spec.shape)[1]
+        if name != LOW_RANK:
+            return most
+        rows, columns = matrix_shape(spec.shape)
+        return min(most, low_rank_bytes(rows, columns, min(self.max_rank, rows, columns)))
 
     def of_results(self) -> "AllowedCodecs":
         """What means of such contributions may be, where a run averages in slices."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dilocox_peer.admission import Right
-from dilocox_peer.compression.sizes import blob_limits, raw_bytes
+from dilocox_peer.compression.sizes import raw_bytes
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_states import BranchKept
 from dilocox_peer.manifest import Manifest
@@ -75,7 +75,8 @@ class Averaging:
         self._blob_bytes_served = 0  # of this stay, as the transport's counts are
         self._listener = listener
         self._layout = contribution_layout(manifest, stage)
-        self._norms = KnownNorms(self._layout, allowed_codecs(manifest))
+        allowed = allowed_codecs(manifest)
+        self._norms = KnownNorms(self._layout, allowed)
         self.machine = _machine(presence, stage, manifest, keeper, sign)
         self._states = States(trainer.state, keeper.state_folders)
         self.store = Store(
@@ -89,7 +90,7 @@ class Averaging:
             journal=keeper.journal,
             disk=disk,
             check_blob=self._norms.check,
-            max_blob_bytes=blob_limits(self._layout)[1],
+            max_blob_bytes=allowed.max_bytes(self._layout),
             on_apply=lambda action: self.conductor.on_apply(action),
             on_fetch_state=self.adopt_state,
             on_change=lambda: self.conductor.on_change(),

@@ -74,3 +74,19 @@ def test_a_rank_that_no_plan_may_name_is_refused() -> None:
     after = plan_bounds(run).after(first_plan(run), codec=LOW_RANK, rank=9, inner_steps=first_plan(run).inner_steps)
     assert "rank 9; at most 8" in (plan_bounds(run).why_not(after, first_plan(run)) or "")
     assert plan_bounds(run).why_not(replaced(after, rank=8), first_plan(run)) is None
+
+
+@pytest.mark.parametrize("codec", [*LADDER, LOW_RANK])
+def test_no_more_is_fetched_than_an_honest_contribution_may_have(codec: str) -> None:
+    """61 times as much as an honest one was fetched of a stranger, in a run of topk alone, before it was looked at."""
+    allowed = allowed_codecs(preset("tiny", compression={"codec": codec, "adapt": "off", "rank": 8}))
+    for values_N in (
+        torch.randn(LAYOUT.num_elements),
+        torch.zeros(LAYOUT.num_elements),
+        torch.ones(LAYOUT.num_elements),
+    ):
+        blob = encode_contribution(LAYOUT, values_N, policy_named(codec, rank=8))
+        assert len(blob) <= allowed.max_bytes(LAYOUT)
+    wide = Layout((TensorSpec("w", (512, 512)),))
+    blob = encode_contribution(wide, torch.randn(wide.num_elements), policy_named(codec, rank=8))
+    assert allowed.max_bytes(wide) < 1.5 * len(blob) + 1000

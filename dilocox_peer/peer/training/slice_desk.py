@@ -11,7 +11,6 @@ from dilocox_peer.compression.aggregate import squared_norm
 from dilocox_peer.compression.allowed import AllowedCodecs
 from dilocox_peer.compression.contribution import open_contribution
 from dilocox_peer.compression.policy import policy_named
-from dilocox_peer.compression.sizes import blob_limits
 from dilocox_peer.compression.slices import (
     RESULT_CODEC,
     SliceInput,
@@ -61,7 +60,9 @@ class SliceDesk:
         if part.kind == "table":
             return MAX_TABLE_BYTES
         layout = self._cut.slices[part.slice]
-        return 4 * layout.num_elements if part.kind == "residual" else blob_limits(layout)[1]
+        if part.kind == "residual":
+            return 4 * layout.num_elements
+        return (self._allowed_results if part.kind == "result" else self._allowed).max_bytes(layout)
 
     def check(self, blob: memoryview, part: BlobPart) -> tuple[Digest, ...]:
         """The slices that it names, of a table. Raises MalformedBlob."""
