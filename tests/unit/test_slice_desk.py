@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from dilocox_peer.compression.allowed import AllowedCodecs
+from dilocox_peer.compression.contribution import encode_contribution
 from dilocox_peer.compression.ladder import LADDER
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.slices import cut, joined, read_table
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.peer.rounds.contract import AverageSlice, BlobPart, BlobRefused, SliceAveraged
 from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.peer.training.inner_reach import InnerReach
 from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings
 from dilocox_peer.peer.training.slice_desk import SliceDesk
 from dilocox_peer.store.shelf import Shelf
@@ -190,3 +192,20 @@ def test_what_is_gone_from_the_disk_is_told(tmp_path: Path) -> None:
     assert peer.desk.average(action) == (none,)
     peer.blobs.forget(sha256(blobs[2]))
     assert peer.desk.average(AverageSlice(inputs_of([entry]), 2, (entry,), b"", "int4", 8)) == (none,)
+
+
+@pytest.mark.parametrize(("codec", "value"), [("int4", 1e33), ("none", 3e38), ("int4", 1.0)])
+def test_a_result_that_is_further_than_any_round_can_come_is_refused(tmp_path: Path, codec: str, value: float) -> None:
+    """Two accomplices say what a slice came to: any number was merged, or ended every merge after it."""
+    reach = InnerReach(1e-3, 8, 8)
+    desk = SliceDesk(
+        LAYOUT, SLICES, norm_clip=4.0, blobs=Shelf(tmp_path), allowed=AllowedCodecs((codec,), 64), reach=reach
+    )
+    layout = cut(LAYOUT, SLICES).slices[0]
+
+    def result(of: float) -> memoryview:
+        return memoryview(encode_contribution(layout, torch.full((layout.num_elements,), of), policy_named(codec)))
+
+    desk.check(result(0.008), BlobPart("result", 0))
+    with pytest.raises(MalformedBlob, match="further than any round can come"):
+        desk.check(result(value), BlobPart("result", 0))

@@ -13,14 +13,17 @@ from dilocox_peer.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class InnerReach:
-    """rate: the inner learning rate at its peak; inf: nothing is known of it. inner_steps: H of the manifest."""
+    """rate: the inner learning rate at its peak; inf: nothing is known of it. inner_steps: H of the manifest. longest: the largest H that a plan of the
+    run may name."""
 
     rate: float = math.inf
     inner_steps: int = 1
+    longest: int = 1
 
     @classmethod
     def of(cls, manifest: Manifest) -> "InnerReach":
-        return cls(manifest.inner.learning_rate, manifest.rounds.inner_steps)
+        rounds = manifest.rounds
+        return cls(manifest.inner.learning_rate, rounds.inner_steps, max(rounds.inner_steps, rounds.max_inner_steps))
 
     def most_rms(self, planned: int) -> float:
         """Of an element of a pseudo-gradient, as a root mean square. planned: H by the newest plan, of which the manifest's is the least that counts:

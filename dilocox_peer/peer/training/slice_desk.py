@@ -7,7 +7,7 @@ decodes to a slice, a residual is finite and as long as its slice. All are named
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from dilocox_peer.compression.aggregate import squared_norm
+from dilocox_peer.compression.aggregate import reach_of, squared_norm
 from dilocox_peer.compression.allowed import AllowedCodecs
 from dilocox_peer.compression.contribution import open_contribution
 from dilocox_peer.compression.policy import policy_named
@@ -30,6 +30,7 @@ from dilocox_peer.types import Digest, Layout
 from dilocox_peer.wire.blobs import MAX_TABLE_BYTES, SliceTable
 from dilocox_peer.wire.chain import SliceOutcome, inputs_of
 
+RESULT_REACH = 4.0  # times what a contribution may reach as a whole: what encodings have lost so far comes on top
 MAX_CHECKED = 1 << 14  # slices of tables whose norm is known to be what the table says
 MAX_READ = 64  # tables that are kept as they were read: of each a peer averages several slices
 
@@ -75,10 +76,17 @@ class SliceDesk:
             case "result":
                 result = open_contribution(blob, self._cut.slices[part.slice])
                 self._allowed_results.check(result)
-                squared_norm(result)
+                if squared_norm(result) > self._longest_result() ** 2:
+                    raise MalformedBlob("a result further than any round can come")
             case "residual":
                 check_residual(blob, self._cut.slices[part.slice])
         return ()
+
+    def _longest_result(self) -> float:
+        """The norm that a slice's result may have: two accomplices, who may falsify a slice between them (docs/decisions/0022), could else put any
+        number there."""
+        most_rms = self._reach.most_rms(self._reach.longest)
+        return RESULT_REACH * reach_of(self._cut.layout.num_elements, most_rms)
 
     def average(self, action: AverageSlice) -> Sequence[BlobRefused | SliceAveraged]:
         """The result is durable then; what encoding lost outlives the process, not a power cut: the slice's other averager has it too. What is no longer
