@@ -1,4 +1,4 @@
-"""What members make up, with the real machine in its world: a state, a place in the order of offers, a table of slices."""
+"""What members make up, with the real machine in its world: a state, a place in the order of offers, a table of slices; and what comes too late."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from dilocox_peer.peer.rounds.adoption import Adoption
 from dilocox_peer.peer.rounds.contract import Closed, Received, SliceAveraged, StateComputed
 from dilocox_peer.peer.rounds.seats import SeatTerms
 from dilocox_peer.peer.rounds.slices import ranked
-from dilocox_peer.types import Digest, sha256
+from dilocox_peer.types import Digest, canonical, sha256
 from dilocox_peer.wire.chain import Entry, Report, SliceOutcome, offer_statement
 from dilocox_peer.wire.rounds import Offer
 
@@ -214,3 +214,18 @@ def test_a_table_that_is_named_as_a_residual_holds_up_no_round() -> None:
     before = machine.round
     world.run(world.now + 90)
     assert machine.round > before + 5
+
+
+def test_a_contribution_that_closes_too_late_does_not_stay_on_the_disk() -> None:
+    world, nodes = started(5, 3)
+    begin(world, nodes)
+    late, machine = nodes[0], nodes[0].machine
+    assert machine is not None
+    assert world.run(60.0, stop=lambda: machine.round >= 2)
+    blob = canonical(["movement", []])
+    name = sha256(blob)
+    late.disk.blobs[name] = blob
+    late.feed(Closed(machine.chain[-2].head, Entry(late.peer, late.incarnation, name, len(blob), 8, b"", Report())))
+    world.run(world.now + 200)
+    assert machine.round > 20
+    assert name not in late.disk.blobs
