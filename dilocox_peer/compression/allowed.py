@@ -8,7 +8,6 @@ from dilocox_peer.compression.contribution import Contribution
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.compression.lowrank import rank_of
 from dilocox_peer.compression.names import codec_names
-from dilocox_peer.compression.slices import RESULT_CODEC
 from dilocox_peer.compression.sizes import (
     LENGTH_BYTES,
     low_rank_bytes,
@@ -16,6 +15,7 @@ from dilocox_peer.compression.sizes import (
     max_header_bytes,
     payload_limits,
 )
+from dilocox_peer.compression.slices import RESULT_CODEC
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout, TensorSpec
 

@@ -6,7 +6,7 @@ import time
 
 from dilocox_peer.network.bulk import CHUNK_BYTES
 from dilocox_peer.network.uplink import UplinkMeter
-from dilocox_peer.network.upload_shares import Upload, UploadShares
+from dilocox_peer.network.upload_shares import SHARE, Upload, UploadShares
 from dilocox_peer.token_bucket import TokenBucket
 
 LEAST_CHUNK_BYTES, MOST_PACED_BYTES = 2048, 16 * 1024
@@ -29,7 +29,7 @@ class Bandwidth:
         self.is_owners = upload_bytes_per_s is not None
         rate = download_bytes_per_s
         self._download = TokenBucket(rate, burst=rate / 4, now=now) if rate is not None else None
-        self._turns: dict[Upload, asyncio.Lock] = {"rounds": asyncio.Lock(), "states": asyncio.Lock()}
+        self._turns: dict[Upload, asyncio.Lock] = {kind: asyncio.Lock() for kind in SHARE}
 
     @property
     def upload_rate(self) -> float | None:

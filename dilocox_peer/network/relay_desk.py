@@ -1,19 +1,23 @@
 """Whom a relay passes on, and in which order their bytes go. Pure: requests and the time in, verdicts and grants out.
 
-The owner's budget is a rate for all circuits together. It is shared among those that send: each has its turn, a piece at a
-time, however many circuits it has, so that who floods the relay delays itself. Places are bounded: for reservations in all and for one
+The owner's budget is a rate for all circuits together. It is shared among those that send, by their ranges of addresses and then among the senders of one: each has
+its turn, a piece at a time, however many circuits and names it has, so that a flood delays itself. Places are bounded: for reservations in all and for one
 host, for circuits in all, from one peer and between two. Names cost nothing: where all places or all circuits are taken, the range of addresses that has most gives
 one up to another that has fewer.
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from dilocox_peer.invitation import address_range
 from dilocox_peer.network.crowding import to_give_up
 from dilocox_peer.network.relay_protocol import RelayStatus
 from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
+
+K = TypeVar("K")
 
 RESERVED_S = 60.0  # our own peers ask every 8 s
 MAX_RESERVED, MAX_RESERVED_PER_HOST = 64, 8
@@ -117,17 +121,38 @@ class RelayDesk:
         self._reserved = {peer: (until, host) for peer, (until, host) in self._reserved.items() if until > now}
 
 
+class _Fair(Generic[K]):
+    """Whose turn it is: of those that wait, whoever had least; one that was away begins with what the others have (as in start-time fair queueing)."""
+
+    def __init__(self) -> None:
+        self._had: dict[K, int] = {}
+        self._had_last = 0
+
+    def comes(self, key: K) -> None:
+        """It waits from now on."""
+        self._had[key] = max(self._had.get(key, 0), self._had_last)
+
+    def next_of(self, waiting: Collection[K]) -> K:
+        return min(waiting, key=self._had.__getitem__)
+
+    def had(self, key: K, num_bytes: int, waiting: Collection[K]) -> None:
+        """Its turn came."""
+        self._had_last = self._had[key]
+        self._had[key] += num_bytes
+        if len(self._had) > MAX_REMEMBERED:
+            self._had = {each: had for each, had in self._had.items() if had > self._had_last or each in waiting}
+
+
 class RelayTurns:
-    """The budget: pieces of bytes that wait for their turn. A ticket is a piece's, in the order of asking."""
+    """The budget: pieces of bytes that wait for their turn. A ticket is a piece's, in the order of asking. Ranges of addresses take turns, and within one its senders:
+    names cost nothing."""
 
     def __init__(self, bytes_per_s: float, now: float) -> None:
         self._rate = bytes_per_s
         self._bucket = TokenBucket(bytes_per_s, burst=max(bytes_per_s * BURST_S, LEAST_PIECE_BYTES), now=now)
-        self._waiting: dict[PeerId, deque[tuple[int, int]]] = {}  # sender -> (ticket, bytes)
-        self._had: dict[
-            PeerId, int
-        ] = {}  # bytes of each, where who was away begins with what the others have; as in SFQ
-        self._had_last = 0
+        self._waiting: dict[str, dict[PeerId, deque[tuple[int, int]]]] = {}  # place -> sender -> (ticket, bytes)
+        self._places = _Fair[str]()
+        self._senders: dict[str, _Fair[PeerId]] = {}  # of a place where somebody waits
         self._due_at: float | None = None  # when what was taken from the bucket last may go
         self._granted: int | None = None  # the ticket that goes then
         self._tickets = 0
@@ -135,26 +160,43 @@ class RelayTurns:
 
     def piece_bytes(self) -> int:
         """As much as should be asked for at a time, so that nobody waits long for all others."""
-        share = int(self._rate * TURNS_S / (len(self._waiting) + 1))
+        share = int(self._rate * TURNS_S / (sum(map(len, self._waiting.values())) + 1))
         return max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, share))
 
-    def ask(self, sender: PeerId, num_bytes: int) -> int:
-        """A ticket for so many bytes of that sender. Each of its circuits asks for one piece a way at a time."""
+    def ask(self, sender: PeerId, num_bytes: int, place: str = "") -> int:
+        """A ticket for so many bytes of that sender. Each of its circuits asks for one piece a way at a time. place: its range of addresses; where none is
+        known it is alone in one."""
+        place = place or str(sender)
         self._tickets += 1
-        if sender not in self._waiting:
-            self._waiting[sender] = deque()
-            self._had[sender] = max(self._had.get(sender, 0), self._had_last)
-        self._waiting[sender].append((self._tickets, num_bytes))
+        if place not in self._waiting:
+            self._waiting[place] = {}
+            self._places.comes(place)
+        senders, fair = self._waiting[place], self._senders.setdefault(place, _Fair())
+        if sender not in senders:
+            senders[sender] = deque()
+            fair.comes(sender)
+        senders[sender].append((self._tickets, num_bytes))
         return self._tickets
 
-    def withdraw(self, sender: PeerId, ticket: int) -> None:
+    def withdraw(self, sender: PeerId, ticket: int, place: str = "") -> None:
         """Its circuit has ended."""
-        if (queue := self._waiting.get(sender)) is not None:
-            kept = deque(each for each in queue if each[0] != ticket)
-            if kept:
-                self._waiting[sender] = kept
-            else:
-                del self._waiting[sender]
+        place = place or str(sender)
+        queue = self._waiting.get(place, {}).get(sender)
+        if queue is None:
+            return
+        kept = deque(each for each in queue if each[0] != ticket)
+        if kept:
+            self._waiting[place][sender] = kept
+        else:
+            self._forget(place, sender)
+
+    def _forget(self, place: str, sender: PeerId) -> None:
+        """Nothing of it waits."""
+        del self._waiting[place][sender]
+        if not self._waiting[place]:
+            del self._waiting[place]
+            if len(self._senders) > MAX_REMEMBERED:
+                self._senders = {each: fair for each, fair in self._senders.items() if each in self._waiting}
 
     def granted(self, now: float) -> list[int]:
         """The tickets whose turn has come."""
@@ -167,16 +209,14 @@ class RelayTurns:
                 self._granted, self._due_at = None, None
             if not self._waiting:
                 return found
-            sender = min(self._waiting, key=self._had.__getitem__)
-            self._granted, num_bytes = self._waiting[sender].popleft()
-            if not self._waiting[sender]:
-                del self._waiting[sender]
-            self._had_last = self._had[sender]
-            self._had[sender] += num_bytes
-            if len(self._had) > MAX_REMEMBERED:
-                self._had = {
-                    each: had for each, had in self._had.items() if had > self._had_last or each in self._waiting
-                }
+            place = self._places.next_of(self._waiting)
+            senders, fair = self._waiting[place], self._senders[place]
+            sender = fair.next_of(senders)
+            self._granted, num_bytes = senders[sender].popleft()
+            self._places.had(place, num_bytes, self._waiting)
+            fair.had(sender, num_bytes, senders)
+            if not senders[sender]:
+                self._forget(place, sender)
             self.num_bytes += num_bytes
             self._due_at = now + self._bucket.reserve(num_bytes, now)
 

@@ -52,7 +52,7 @@ class Relay:
         self._right = right
         self._desk = RelayDesk()
         self._turns = RelayTurns(bytes_per_s or LEAST_BYTES_PER_S, time.monotonic())
-        self._waiting: dict[int, asyncio.Future[None]] = {}  # for the turn of a ticket
+        self._waiting: dict[int, tuple[asyncio.Future[None], int]] = {}  # for the turn of a ticket, of so many bytes
         self._asked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests: dict[asyncio.Task[None], PeerId] = {}
@@ -252,27 +252,33 @@ class Relay:
                 while view:
                     piece, view = view[: (most := self._turns.piece_bytes())], view[most:]
                     await self._turn(sender, len(piece))
-                    await self._transport.bandwidth.pace_upload(len(piece), "rounds")
                     writer.write(piece)
                     await writer.drain()
                     passed[way] += len(piece)
 
     async def _turn(self, sender: PeerId, num_bytes: int) -> None:
-        ticket = self._turns.ask(sender, num_bytes)
-        turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        place = self._transport.doors.place_of(sender)
+        ticket = self._turns.ask(sender, num_bytes, place)
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = turn, num_bytes
         self._asked.set()
         try:
             await turn
         finally:
             del self._waiting[ticket]
             if not turn.done() or turn.cancelled():
-                self._turns.withdraw(sender, ticket)
+                self._turns.withdraw(sender, ticket, place)
 
     async def _grant(self) -> None:
         while True:
             self._asked.clear()
             for ticket in self._turns.granted(time.monotonic()):
-                if (turn := self._waiting.get(ticket)) is not None and not turn.done():
+                if (waiting := self._waiting.get(ticket)) is None:
+                    continue
+                turn, num_bytes = waiting
+                # The line too has one turn after the other: what waits there by itself has no order but that of coming.
+                await self._transport.bandwidth.pace_upload(num_bytes, "relayed")
+                if not turn.done():
                     turn.set_result(None)
             if (wait_s := self._turns.wait_s(time.monotonic())) is None:
                 await self._asked.wait()

@@ -1,6 +1,6 @@
-"""How what this peer sends shares its upload: activations before rounds before states. Pure: times in, waits out.
+"""How what this peer sends shares its upload: activations before rounds before states, and before what is passed on for others. Pure: times in, waits out.
 
-Activations are counted at once and wait for what is owed by then. Bodies of rounds go when nothing is owed, those of states when besides
+Activations are counted at once and wait for what is owed by then. Bodies of rounds go when nothing is owed, those of states, and what is relayed, when besides
 none of a round waits. So that none stands still for ever, each may take a part of what goes before it, beside it, spread over the time
 that this takes.
 """
@@ -12,13 +12,15 @@ from dilocox_peer.token_bucket import TokenBucket
 BURST_S, LEAST_BURST_BYTES = 0.1, 16 * 1024  # saved up while nothing is sent, or we were late: a busy computer is
 ROUNDS_BESIDE = 3 / 7  # of the bytes of activations: they have 0.7 of a line that is too narrow (planning/forecast.py)
 STATES_BESIDE = 0.1  # of the bytes of rounds
+RELAYED_BESIDE = 0.5  # of the bytes of rounds: others' rounds are among it, and wait for it
 MOST_BESIDE_BYTES = 256 * 1024  # no more is saved up, but for what goes beside a single body
 LOOK_S = 0.005  # the least wait
 
-Upload = Literal["rounds", "states"]
+Upload = Literal["rounds", "states", "relayed"]
 
 SHARE: dict[Upload, float] = {
     "rounds": ROUNDS_BESIDE / (1 + ROUNDS_BESIDE), "states": STATES_BESIDE / (1 + STATES_BESIDE),
+    "relayed": RELAYED_BESIDE / (1 + RELAYED_BESIDE),
 }  # fmt: skip
 """Of a line, beside what goes before."""
 
@@ -30,8 +32,8 @@ class UploadShares:
         """Without a limit, until `set_rate`."""
         self.num_bytes = 0
         self._bucket: TokenBucket | None = None
-        self._beside: dict[Upload, float] = {"rounds": 0.0, "states": 0.0}
-        self._next_s: dict[Upload, float] = {"rounds": now_s, "states": now_s}  # that may go beside
+        self._beside: dict[Upload, float] = dict.fromkeys(SHARE, 0.0)
+        self._next_s: dict[Upload, float] = dict.fromkeys(SHARE, now_s)  # that may go beside
         self._num_waiting = 0  # of rounds
 
     @property
@@ -60,6 +62,7 @@ class UploadShares:
             return 0.0
         beside = ROUNDS_BESIDE * num_bytes
         self._save("rounds", beside, max(MOST_BESIDE_BYTES, beside))
+        self._save("relayed", RELAYED_BESIDE * beside, MOST_BESIDE_BYTES)
         return self._bucket.reserve(num_bytes, now_s)
 
     def waits(self, kind: Upload) -> None:
@@ -74,7 +77,7 @@ class UploadShares:
         bucket = self._bucket
         if bucket is not None:
             owed_s = bucket.owed_s(now_s)
-            gives_way = kind == "states" and self._num_waiting > 0
+            gives_way = kind != "rounds" and self._num_waiting > 0
             if owed_s > 0 or gives_way:
                 if self._beside[kind] < num_bytes:
                     return max(LOOK_S, owed_s)
@@ -85,6 +88,7 @@ class UploadShares:
             bucket.reserve(num_bytes, now_s)
             if kind == "rounds":
                 self._save("states", STATES_BESIDE * num_bytes, MOST_BESIDE_BYTES)
+                self._save("relayed", RELAYED_BESIDE * num_bytes, MOST_BESIDE_BYTES)
         self.num_bytes += num_bytes
         return 0.0
 

@@ -126,13 +126,16 @@ def test_one_range_of_addresses_does_not_keep_all_circuits() -> None:
     assert desk.num_circuits == MAX_CIRCUITS
 
 
-def served(turns: RelayTurns, until: float, *, hungry: dict[PeerId, int]) -> dict[PeerId, int]:
+def served(
+    turns: RelayTurns, until: float, *, hungry: dict[PeerId, int], places: dict[PeerId, str] | None = None
+) -> dict[PeerId, int]:
     """Bytes that each had within that time, which always has so many tickets out."""
+    of = places or {}
     owners: dict[int, tuple[PeerId, int]] = {}
 
     def ask(sender: PeerId) -> None:
         num_bytes = turns.piece_bytes()
-        owners[turns.ask(sender, num_bytes)] = (sender, num_bytes)
+        owners[turns.ask(sender, num_bytes, of.get(sender, ""))] = (sender, num_bytes)
 
     for sender, tickets in hungry.items():
         for _ in range(tickets):
@@ -216,3 +219,26 @@ def test_nothing_is_granted_twice_or_forgotten():
             open_tickets.pop(ticket, None)
     assert not open_tickets
     assert len(granted) == len(set(granted))
+
+
+def test_many_names_of_one_range_have_one_turn_between_them() -> None:
+    """Names cost nothing: 24 of them left an honest circuit a twenty-fifth of the budget, and a range may have 150."""
+    crowd = [PeerId(f"evil{number}") for number in range(50)]
+    got = served(
+        RelayTurns(RATE, 0.0), 5.0, hungry={**dict.fromkeys(crowd, 2), A: 1}, places=dict.fromkeys(crowd, "203.0.113")
+    )
+    assert got[A] > 0.45 * sum(got.values())
+    assert min(got[each] for each in crowd) > 0, "and each of the crowd its part of the other half"
+
+
+def test_who_withdraws_leaves_nothing_behind() -> None:
+    turns = RelayTurns(RATE, 0.0)
+    tickets = [turns.ask(A, MOST_PIECE_BYTES, "203.0.113") for _ in range(3)]
+    other = turns.ask(B, 1000, "203.0.113")
+    for ticket in tickets:
+        turns.withdraw(A, ticket, "203.0.113")
+    found, now = list[int](), 0.0
+    while turns.wait_s(now) is not None or not found:
+        found += turns.granted(now)
+        now += 0.01
+    assert found == [other]

@@ -1,4 +1,4 @@
-"""Activations before rounds before states, and none of them stands still."""
+"""Activations before rounds before states and what is relayed, and none of them stands still."""
 
 import pytest
 
@@ -44,7 +44,7 @@ class Asker:
             now += 0.001
 
 
-@pytest.mark.parametrize("kind", ["rounds", "states"])
+@pytest.mark.parametrize("kind", ["rounds", "states", "relayed"])
 def test_each_has_the_whole_line_where_nothing_else_waits(kind: Upload) -> None:
     upload = Asker(shares(), kind)
     upload.run(20.0)
@@ -56,6 +56,14 @@ def test_states_have_a_tenth_beside_rounds() -> None:
     upload.run(20.0)
     assert sum(upload.sent.values()) == pytest.approx(20.0 * RATE, rel=0.02)
     assert upload.sent["states"] == pytest.approx(STATES_BESIDE * upload.sent["rounds"], rel=0.1)
+
+
+def test_what_is_relayed_has_a_third_beside_our_rounds_and_the_line_else() -> None:
+    """As many pieces of others as wait stood before each of ours: with 64 circuits a contribution had a hundredth of the line."""
+    asker = Asker(shares(), "rounds", "relayed")
+    asker.run(10.0)
+    assert asker.sent["relayed"] == pytest.approx(RATE * 10 / 3, rel=0.1)
+    assert asker.sent["rounds"] == pytest.approx(RATE * 20 / 3, rel=0.1)
 
 
 def test_activations_go_first_and_leave_something() -> None:

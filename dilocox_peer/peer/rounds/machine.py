@@ -388,7 +388,7 @@ class RoundMachine:
         entry = closed.entry
         assert entry.peer == self._owner.peer, f"an offer of {entry.peer}"
         self._heartbeats.closed()
-        self._holdings.held_own(entry, self.round + 1, closed.parts)  # too late or not, it is on the disk until it is forgotten
+        self._holdings.held_own(entry, self.round + 1, closed.parts)  # too late or not, it is on the disk
         if closed.base == self.head and not self.has_offered and not self.schedule.is_over:
             self.sitting.ballots.offer(entry, self._now)
 
