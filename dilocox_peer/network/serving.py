@@ -53,6 +53,7 @@ class TransportLimits:
     allowed: Mapping[Budgeted, Budgets] = field(
         default_factory=dict
     )  # where other budgets than the doorkeeper's are to hold
+    told_bytes_per_s: float = 4e6  # of pages of the chain, to all strangers together
     upload_bytes_per_s: float | None = None  # of fetched bodies and of activations, to all peers together
     download_bytes_per_s: float | None = None  # of bodies we fetch and of activations, from all peers together
 

@@ -78,7 +78,7 @@ class Transport:
         self.initial_peers = initial_peers
         self.named = named_peers(initial_peers)  # by the run's link or its user; the others are strangers that we met
         self.addresses = addresses
-        self.bandwidth = Bandwidth(limits.upload_bytes_per_s, limits.download_bytes_per_s)
+        self.bandwidth = Bandwidth(limits.upload_bytes_per_s, limits.download_bytes_per_s, limits.told_bytes_per_s)
         self._prefix = f"/dilocox/1/{namespace}"
         self.message_protocol = f"{self._prefix}/messages/3"
         self.pass_protocol = f"{self._prefix}/pass"

@@ -25,6 +25,7 @@ RelayBudget = Annotated[
     str, Flag("Mbit/s to pass on for peers that nobody can dial, as upload; off: nothing.", metavar="MBIT_S")
 ]
 MAX_MBIT_S = 1e6
+TOLD_OF_MONTH, MONTH_S = 0.1, 30 * 86400.0  # of --max-gb-month, that strangers may be told of the chain
 TokenizerPath = Annotated[
     Path | None, Flag("The run's tokenizer.json, or the folder it is in.", shown="the one kept in --home")
 ]
@@ -142,7 +143,10 @@ class AtMost:
         from dilocox_peer.network.transport import TransportLimits  # it loads hivemind
 
         up, down = (None if mbit_s is None else mbit_s * 1e6 / 8 for mbit_s in (self.max_upload, self.max_download))
-        return TransportLimits(upload_bytes_per_s=up, download_bytes_per_s=down)
+        told = TransportLimits().told_bytes_per_s
+        if self.max_gb_month is not None:  # strangers may ask for pages of the chain day and night
+            told = min(told, TOLD_OF_MONTH * self.max_gb_month * 1e9 / MONTH_S)
+        return TransportLimits(told_bytes_per_s=told, upload_bytes_per_s=up, download_bytes_per_s=down)
 
 
 def cards(gpus: str) -> str:
