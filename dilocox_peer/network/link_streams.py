@@ -32,12 +32,18 @@ from dilocox_peer.network.link_frames import (
     header_field,
     rest_of,
 )
+from dilocox_peer.token_bucket import TokenBucket
 
 CHUNK_BYTES = 64 * 1024 - 12  # with its header exactly one yamux frame, and four TLS records
 READ_BYTES = 256 * 1024
 LAST_READ_S = 1.0  # for one of two streams to be read to its end when the other has ended
 GATHER_PARTS = 64  # buffers in one sendmsg; the kernel takes 1024
 BATCH_BYTES = 64 * 1024  # of frames handed to the parent in one sendmsg, at least one frame
+FRAMES_AT_ONCE = 64
+MOST_BEATS_A_S, MOST_BEATS = (
+    8.0,
+    64.0,
+)  # pings and their answers of a neighbour, which sends one of each in two seconds; at once
 MAX_UNTOLD = 1000  # frames for a parent that does not take any; beyond these it is told no round trips
 
 
@@ -156,6 +162,8 @@ class LinkStreams:
         self._heard_at = trio.current_time()
         self._writing_since: dict[str, float] = {}
         self._ping = 0  # number of the last
+        self._answered = 0  # number of the last that was
+        self._beats = TokenBucket(MOST_BEATS_A_S, MOST_BEATS, trio.current_time())
         self._ping_sent_at = 0.0
         self._is_ping_due = False
         self._pong_due: int | None = None
@@ -263,9 +271,13 @@ class LinkStreams:
             now = self._heard_at = trio.current_time()
             if not reader.in_frame:
                 began_at = now
-            for frame in reader.feed(data):
+            for number, frame in enumerate(reader.feed(data), start=1):
                 self._on_frame(frame, now - began_at)
                 began_at = now
+                if number % FRAMES_AT_ONCE == 0:
+                    await (
+                        trio.lowlevel.checkpoint()
+                    )  # a read holds ten thousand of the smallest: all neighbours wait meanwhile
 
     async def _end_together(self, session: StreamPair) -> None:
         """Lets the other stream be read to its end too: a neighbour that leaves ends one after the other."""
@@ -286,12 +298,15 @@ class LinkStreams:
                     raise LinkLost(f"more than {most} bytes from it wait to be taken")
                 head = pack_header(FrameKind.DATA, {"l": self.number, "h": owners, "w": wire_s}, frame.body_bytes)
                 self._outbox.deliver([head, *frame.parts], self, cost)
+            case FrameKind.PING | FrameKind.PONG if not self._beats.try_take(1.0, trio.current_time()):
+                raise LinkLost(f"more than {MOST_BEATS_A_S:g} pings a second")
             case FrameKind.PING:
                 self._pong_due = header_field(frame.header, "i", int)
                 self._small_due.set()
             case FrameKind.PONG:
                 is_last = header_field(frame.header, "i", int) == self._ping and not self._is_ping_due
-                if is_last and not self._outbox.is_long:
+                is_answered, self._answered = self._answered == self._ping, self._ping if is_last else self._answered
+                if is_last and not is_answered and not self._outbox.is_long:
                     seconds = trio.current_time() - self._ping_sent_at
                     self._outbox.tell(FrameKind.ROUND_TRIP, {"l": self.number, "s": seconds})
             case other:

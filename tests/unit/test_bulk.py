@@ -206,3 +206,19 @@ async def _send(wire: Wire, body: bytes, receipts: Receipts, stall_timeout_s: fl
 async def _rest() -> None:
     for _ in range(50):
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("total", [2**60, 0, 1])
+def test_receipts_without_end_end_the_reply(total: int) -> None:
+    """False, or of nothing new: the loop read them for as long as they came, a megabyte in 68 ms."""
+
+    async def run() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(total.to_bytes(8, "big") * 5000)
+        async with Receipts(reader, Flow(Uplink(), is_urgent=False), lambda _: None, num_bytes=1 << 20) as receipts:
+            await receipts.room_for(1000)
+            while True:
+                await receipts.room_for(1 << 30)
+
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(asyncio.wait_for(run(), 10))
