@@ -6,10 +6,13 @@ sooner than `target_s` after the least ever seen, and shrinks while they come la
 one; flows to several peers share a line by its delay, which all of them see.
 
 What no round waits for gives way to what one does: it aims at a smaller delay, which counts where the narrow place is elsewhere, and while
-we send something urgent it may take a tenth of that beside it.
+we send something urgent it may take a tenth of that beside it, and half of what our line carries beyond that: a member on a slow line, or one that
+reads slowly on purpose, does not keep the line for itself.
 """
 
+import math
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dilocox_peer.types import PeerId
@@ -22,17 +25,36 @@ PIECE_BYTES = 16 * 1024
 GAIN = 0.5  # of the window an answer time; with an answer time's delay 1 swings for ever
 REMEMBERED_S = 300.0  # the least answer time: the way to a peer may change
 MAX_FLOWS = 1024
+SPARE, UNKNOWN_LINE = 0.5, 1e6  # of what the line carries beyond what is urgent; bytes a second, where that is not known
+RATE_OVER_S = 1.0
 BESIDE, MOST_BESIDE_BYTES = 0.1, 256 * 1024  # of what is urgent, that the rest may take beside it; no more is saved up
 TRICKLE_S = 3.0  # a piece goes in any case after so long: nobody is to think that we are gone
 
 
 @dataclass(slots=True)
 class Uplink:
-    """What the flows of a transport know of each other. num_urgent: streams of what a round waits for. beside: bytes of the rest that
-    may go meanwhile."""
+    """What the flows of a transport know of each other. line: bytes a second that it carries, None: not known. num_urgent: streams of what a round waits
+    for. beside: bytes of the rest that may go meanwhile."""
 
+    line: Callable[[], float | None] = lambda: None
     num_urgent: int = 0
     beside: float = 0.0
+    _urgent_bytes: float = 0.0  # sent lately
+    _looked_s: float = float("-inf")
+
+    def sent_urgent(self, num_bytes: int, now_s: float) -> None:
+        self.look(now_s)
+        self._urgent_bytes += num_bytes
+        self.beside = min(self.beside + BESIDE * num_bytes, MOST_BESIDE_BYTES)
+
+    def look(self, now_s: float) -> None:
+        """What the line had to spare since the last look may go beside."""
+        passed_s = min(max(now_s - self._looked_s, 0.0), RATE_OVER_S)
+        self._looked_s = now_s
+        line = self.line()
+        spare = (UNKNOWN_LINE if line is None else line) - self._urgent_bytes / RATE_OVER_S
+        self._urgent_bytes *= math.exp(-passed_s / RATE_OVER_S)
+        self.beside = min(self.beside + SPARE * max(spare, 0.0) * passed_s, MOST_BESIDE_BYTES)
 
 
 class Flow:
@@ -61,8 +83,10 @@ class Flow:
     def may_send(self, num_bytes: int, now_s: float, *, of_stream: int) -> bool:
         """of_stream: bytes of the same stream that are on their way. One piece of each may always be: else those that share a
         flow could starve one another."""
-        if self._gives_way and self._uplink.beside < num_bytes and now_s - self._sent_s < TRICKLE_S:
-            return False
+        if self._gives_way:
+            self._uplink.look(now_s)
+            if self._uplink.beside < num_bytes and now_s - self._sent_s < TRICKLE_S:
+                return False
         fits = not of_stream or self.in_flight + num_bytes <= self.window
         self._is_limiting = self._is_limiting or not fits
         return fits
@@ -81,7 +105,7 @@ class Flow:
         self.in_flight += num_bytes
         self._sent_s = now_s
         if self._is_urgent:
-            self._uplink.beside = min(self._uplink.beside + BESIDE * num_bytes, MOST_BESIDE_BYTES)
+            self._uplink.sent_urgent(num_bytes, now_s)
         elif self._gives_way:
             self._uplink.beside = max(0.0, self._uplink.beside - num_bytes)
 
@@ -102,8 +126,9 @@ class Flow:
 class Flows:
     """Of a transport. The least lately used are forgotten."""
 
-    def __init__(self) -> None:
-        self._uplink = Uplink()
+    def __init__(self, line: Callable[[], float | None] = lambda: None) -> None:
+        """line: bytes a second that ours carries, as far as is known."""
+        self._uplink = Uplink(line)
         self._flows: OrderedDict[tuple[PeerId, bool], Flow] = OrderedDict()
 
     def to(self, peer: PeerId, *, is_urgent: bool) -> Flow:

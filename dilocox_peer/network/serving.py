@@ -115,7 +115,7 @@ class Serving:
         self._on_acknowledged = on_acknowledged
         self._on_malformed = on_malformed
         self._is_at_home = is_at_home
-        self._flows = Flows()
+        self._flows = Flows(lambda: bandwidth.upload_rate)
         self._under_way: dict[asyncio.Task[Any], _UnderWay] = {}
         self._unheard: dict[asyncio.Task[Any], PeerId] = {}
         self._free = asyncio.Semaphore(limits.streams)

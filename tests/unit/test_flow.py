@@ -108,7 +108,7 @@ def test_what_is_lost_with_its_stream_takes_no_room() -> None:
 
 def test_beside_what_is_urgent_the_rest_takes_a_tenth_of_it() -> None:
     """Also where the line carries so little that the least windows fill it."""
-    uplink = Uplink()
+    uplink = Uplink(lambda: 0.0)  # all that it carries is urgent
     line = Line(0.2 / 8 * 1e6, 0.02, [background(uplink), urgent(uplink)])
     line.flows[1].opened()
     line.run(120.0, measured_from=20.0)
@@ -118,7 +118,7 @@ def test_beside_what_is_urgent_the_rest_takes_a_tenth_of_it() -> None:
 
 
 def test_the_rest_is_not_silent_while_what_is_urgent_stands_still() -> None:
-    uplink = Uplink()
+    uplink = Uplink(lambda: 0.0)  # all that it carries is urgent
     rest, needed = background(uplink), urgent(uplink)
     needed.opened()
     rest.sent(100, 10.0)
@@ -126,6 +126,40 @@ def test_the_rest_is_not_silent_while_what_is_urgent_stands_still() -> None:
     assert rest.may_send(100, 10.0 + TRICKLE_S, of_stream=0)
     needed.closed(0)
     assert rest.may_send(100, 10.1, of_stream=0)
+
+
+@pytest.mark.parametrize(("line", "least"), [(500_000.0, 150_000), (None, 300_000)])
+def test_a_member_that_reads_slowly_does_not_keep_the_line(line: float | None, least: int) -> None:
+    """At 100 kB/s it left a newcomer's state 10 kB/s, of a line that stood idle; one that took 1 kB/s on purpose 3."""
+    uplink = Uplink(lambda: line)
+    rest, needed = background(uplink), urgent(uplink)
+    needed.opened()
+    rest.opened()
+    sent, now = 0, 0.0
+    while now < 10.0:
+        if round(now * 100) % 10 == 0:
+            needed.sent(1000, now)
+            needed.acknowledged(1000, 0.1, now)
+        if rest.may_send(1000, now, of_stream=0):
+            rest.sent(1000, now)
+            rest.acknowledged(1000, 0.01, now)
+            sent += 1000
+        now += 0.002
+    assert sent / 10.0 > least
+
+
+def test_what_is_urgent_and_fills_the_line_leaves_a_tenth() -> None:
+    uplink = Uplink(lambda: 500_000.0)
+    rest, needed = background(uplink), urgent(uplink)
+    needed.opened()
+    sent, now = 0, 0.0
+    while now < 20.0:
+        needed.sent(1000, now)
+        if rest.may_send(1000, now, of_stream=0):
+            rest.sent(1000, now)
+            sent += 1000 if now > 5.0 else 0
+        now += 0.002
+    assert 0.08 * 500_000 < sent / 15.0 < 0.13 * 500_000
 
 
 def test_flows_are_remembered_by_peer_and_bounded() -> None:
