@@ -6,8 +6,9 @@ A member's stream stays open after a whole reply, for its next request (fetches.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from dilocox_peer.network.bulk import (
     send_reply,
     until_heard,
 )
+from dilocox_peer.network.crowding import to_give_up
 from dilocox_peer.network.doorkeeper import Budgeted, Budgets
 from dilocox_peer.network.flow import Flows
 from dilocox_peer.network.upload_shares import Upload
@@ -63,6 +65,7 @@ class _UnderWay:
     """A request, from its stream's first byte to the reply's last. began: of the reply, once it is being sent, else of the stream."""
 
     peer: PeerId
+    place: str
     is_stranger: bool
     began: float
     is_read: bool = False
@@ -95,7 +98,8 @@ class Serving:
 
     Members (`is_member`) have half of all places to themselves: replies may be read slowly, and identities cost nothing, so
     without that eight strangers keep all contributions from all members for as long as a reply may take. A peer that has not said
-    in a second what it wants, or reads next to nothing, makes room for the next: a stranger for anybody, a member for a member.
+    in a second what it wants, or reads next to nothing, makes room for the next: a stranger for anybody, a member for a member. Of strangers the range of
+    addresses that has most makes room for one that has fewer, and no range has more than half of the replies that are sent to strangers.
     """
 
     def __init__(
@@ -106,8 +110,9 @@ class Serving:
         on_acknowledged: Callable[[PeerId], None],
         on_malformed: Callable[[PeerId], None],
         is_at_home: Callable[[PeerId], bool],
+        place_of: Callable[[PeerId], str] = lambda _peer: "",
     ) -> None:
-        """refusal: why a peer has no answer that takes this right, or None. on_acknowledged: a peer has received more. on_malformed: what it
+        """place_of: the range of addresses from which a peer is connected, empty: not known. refusal: why a peer has no answer that takes this right, or None. on_acknowledged: a peer has received more. on_malformed: what it
         sent in place of a request cannot be read. is_at_home: what goes to a peer stays in the network at home."""
         self._limits = limits
         self._bandwidth = bandwidth
@@ -115,6 +120,9 @@ class Serving:
         self._on_acknowledged = on_acknowledged
         self._on_malformed = on_malformed
         self._is_at_home = is_at_home
+        self._place_of = place_of
+        self._free_for: dict[str, asyncio.Semaphore] = {}  # strangers of that range, as long as there are some
+        self._num_from: Counter[str] = Counter()
         self._flows = Flows(lambda: bandwidth.upload_rate)
         self._under_way: dict[asyncio.Task[Any], _UnderWay] = {}
         self._unheard: dict[asyncio.Task[Any], PeerId] = {}
@@ -176,15 +184,16 @@ class Serving:
         """Answers one request, if there is a place for it. header: None if it was not read yet. Whether the next one is waited for. Raises as
         _respond."""
         peer = served.peer
+        place = self._place_of(peer) or str(peer)
         num_of_peer = sum(each.peer == peer for each in self._under_way.values())
         most_of_peer = self._limits.streams_per_peer
         is_stranger = not self._is_first(peer)
         if not self._is_over and num_of_peer < most_of_peer:
-            self._make_room(is_stranger=is_stranger)
+            self._make_room(place, is_stranger=is_stranger)
         if self._is_over or self._is_full(is_stranger=is_stranger) or num_of_peer >= 4 * most_of_peer:
             served.writer.transport.abort()  # a flood: not even read
             return False
-        mine = self._under_way[served.task] = _UnderWay(peer, is_stranger, time.monotonic())
+        mine = self._under_way[served.task] = _UnderWay(peer, place, is_stranger, time.monotonic())
         stays_open = await self._respond(mine, served, header, is_one_too_many=num_of_peer >= most_of_peer)
         self._under_way.pop(served.task, None)  # its place is free
         if not stays_open and len(self._unheard) < MAX_UNHEARD:
@@ -229,10 +238,27 @@ class Serving:
                     writer, f"busy: at most {self._limits.streams_per_peer} fetches at once for one peer"
                 )
                 return False
-        turn = self._free_for_others if asked.is_stranger else nullcontext()
+        turn = self._turn_of(asked.place) if asked.is_stranger else nullcontext()
         async with asyncio.timeout(self._limits.reply_timeout_s), turn, self._free:
             asked.began, asked.is_sending = time.monotonic(), True
             return await self._answer(asked, served, header)
+
+    @asynccontextmanager
+    async def _turn_of(self, place: str) -> AsyncIterator[None]:
+        """A stranger's. Those of a range wait for one another before they wait for the others: in one line a crowd of names would stand before everybody."""
+        if self._is_member is None:
+            async with self._free_for_others:
+                yield
+            return
+        free = self._free_for.setdefault(place, asyncio.Semaphore(max(1, self._limits.streams // 4)))
+        self._num_from[place] += 1
+        try:
+            async with free, self._free_for_others:
+                yield
+        finally:
+            self._num_from[place] -= 1
+            if not self._num_from[place]:
+                del self._num_from[place], self._free_for[place]
 
     def _is_first(self, peer: PeerId) -> bool:
         return self._is_member is not None and self._is_member(peer)
@@ -244,18 +270,24 @@ class Serving:
             return len(self._under_way) >= most
         return sum(each.is_stranger for each in self._under_way.values()) >= most // 2
 
-    def _make_room(self, *, is_stranger: bool) -> None:
+    def _make_room(self, place: str, *, is_stranger: bool) -> None:
         """Ends what is worth least, if all places are taken that the next one may have, waiting or being answered: for a stranger of
-        strangers' requests, for a member of all."""
+        strangers' requests, for a member of all. For a stranger from there also the oldest of a range that has more than its own."""
         num_sending = self._limits.streams // (2 if is_stranger and self._is_member is not None else 1)
         now = time.monotonic()
         found = {task: each for task, each in self._under_way.items() if each.is_stranger or not is_stranger}
-        if self._is_full(is_stranger=is_stranger) or sum(each.is_sending for each in found.values()) >= num_sending:
-            poor = [task for task, each in found.items() if each.is_worth_less(now)]
-            if poor:
-                poorest = min(poor, key=lambda task: (found[task].num_bytes, found[task].began))
-                del self._under_way[poorest]  # its place is free now; it ends with the next turn of the loop
-                poorest.cancel()
+        sending = {task: each for task, each in found.items() if each.is_sending}
+        is_full = self._is_full(is_stranger=is_stranger)
+        if not is_full and len(sending) < num_sending:
+            return
+        poor = [task for task, each in found.items() if each.is_worth_less(now)]
+        ends = min(poor, key=lambda task: (found[task].num_bytes, found[task].began), default=None)
+        if ends is None and is_stranger and self._is_member is not None:
+            of = {task: each.place for task, each in (found if is_full else sending).items()}
+            ends = to_give_up(of, place)
+        if ends is not None:
+            del self._under_way[ends]  # its place is free now; it ends with the next turn of the loop
+            ends.cancel()
 
     async def _answer(self, asked: _UnderWay, served: _ServedStream, header: dict[str, Any]) -> bool:
         """Whether all of a reply was sent and has come, and the next request may follow."""

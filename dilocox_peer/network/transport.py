@@ -90,7 +90,13 @@ class Transport:
         self.doors = Doors(daemon, limits.allowed)
         self.doors.keeper.befriend(lambda peer: peer in self.named)
         self._serving = Serving(
-            limits, self.bandwidth, self._refusal, self._on_bytes, self.doors.malformed, self.is_at_home
+            limits,
+            self.bandwidth,
+            self._refusal,
+            self._on_bytes,
+            self.doors.malformed,
+            self.is_at_home,
+            self.doors.place_of,
         )
         self.line = UploadWatch(self.bandwidth, lambda: None if daemon.is_down else daemon.pid)
         self._watching: asyncio.Task[None] | None = None

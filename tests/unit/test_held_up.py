@@ -6,7 +6,7 @@ Each is a real object on a virtual clock, with streams in memory.
 import asyncio
 import random
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,6 +212,32 @@ def test_members_that_hardly_read_make_room_too(
         ]
         await asyncio.sleep(60.0)
         assert await _fetches(serving, HONEST, 0.02) < 5.0
+        await _end(slow)
+
+    run_virtually(main(), monkeypatch)
+
+
+def test_one_range_of_addresses_does_not_shut_newcomers_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty names with four streams each, read just fast enough, had all the places that strangers have at a donor."""
+
+    async def main() -> None:
+        crowd = [PeerId(f"name {number // 4}") for number in range(80)]
+        serving = Serving(
+            TransportLimits(), Bandwidth(None, None), lambda _peer, _right: None, lambda _peer: None,
+            lambda _peer: None, lambda _peer: False, lambda peer: "203.0.113" if peer in crowd else "",
+        )  # fmt: skip
+        serving.set_members(lambda peer: peer.startswith("member"))
+
+        async def keep(peer: PeerId) -> None:
+            while True:
+                with suppress(AssertionError):
+                    await _fetches(serving, peer, 0.5)
+                await asyncio.sleep(0.1)
+
+        slow = [asyncio.create_task(keep(peer)) for peer in crowd]
+        await asyncio.sleep(60.0)
+        async with asyncio.timeout(20.0):
+            assert await _fetches(serving, HONEST, 0.02) < 15.0
         await _end(slow)
 
     run_virtually(main(), monkeypatch)
