@@ -311,6 +311,7 @@ class Status:
                 self.costs.take(event)
             case Left(reason):
                 self.left = reason
+                self.rates.clear()  # it may be away for the rest of a month
 
     def _restart(self, at_s: float) -> None:
         """The session begins, perhaps again: what was counted since the last beginning counts no more."""

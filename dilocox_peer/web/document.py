@@ -175,7 +175,7 @@ class RunPage:
                 "tokens_per_s": round(stage.tokens_per_s, 1),
                 "empty": not stage.here,
                 "thin": number in thin,
-                "not_shown": max(0, len(stage.holders) - most),
+                "not_shown": len(stage.here) - sum(holder.is_here for holder in _shown(stage, most)),
                 "costs": self._costs(number, len(stage.here)),
                 "peers": [self._peer(holder, number, stage) for holder in _shown(stage, most)],
             }
@@ -320,11 +320,11 @@ def thin_stages(stages: Sequence[StageFacts]) -> set[int]:
 
 
 def _shown(stage: StageFacts, most: int) -> Sequence[Holder]:
-    """Of too many, those of the roster, then the fastest."""
+    """Of too many, those that are here, of the roster first, then the fastest: who only announces itself stands behind them."""
     if len(stage.holders) <= most:
         return stage.holders
     roster = set(stage.roster)
-    return sorted(stage.holders, key=lambda each: (each.peer not in roster, -each.tokens_per_s, each.peer))[:most]
+    return sorted(stage.holders, key=lambda each: (not each.is_here, each.peer not in roster, -each.tokens_per_s, each.peer))[:most]
 
 
 def _sample(sampled: TextSampled | None) -> PageDocument:

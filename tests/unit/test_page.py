@@ -2,8 +2,12 @@
 
 import json
 import random
+import re
+import shutil
+import subprocess
 from contextlib import suppress
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 
@@ -315,6 +319,33 @@ def test_however_many_announce_themselves_the_document_is_bounded():
     assert document["stages"][0]["peers"][0]["peer"] == seated.peer, "the roster is shown before strangers"
     assert len(document["contributors"]["shown"]) <= MAX_CONTRIBUTORS
     assert len(json.dumps(document, allow_nan=False)) < 2_000_000
+
+
+def test_who_announces_itself_and_does_not_answer_is_neither_shown_first_nor_counted():
+    """Some hundred such hid nine of ten honest peers, and the page counted most of them as there."""
+    silent = [Holder(PeerId(f"s{number:04}"), 1e12, 0, "direct", answers=False) for number in range(4000)]
+    real = [Holder(PeerId(f"real{number}"), 100.0, 3, "direct", answers=True) for number in range(10)]
+    stage = document_of(with_stage(0, holders=tuple(silent + real), roster=(PeerId("real0"),)))["stages"][0]
+    assert [peer["peer"] for peer in stage["peers"][:10]] == sorted(each.peer for each in real)
+    assert sum(peer["answers"] is not False for peer in stage["peers"]) + stage["not_shown"] == 10
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_page_names_no_hour_of_sixty_minutes():
+    source = (files("dilocox_peer.web") / "static" / "page.js").read_text()
+    function = re.search(r"^function duration\(.*?^}", source, re.MULTILINE | re.DOTALL)
+    assert function is not None
+    asked = "[5, 89, 90, 5399, 7185, 10785, 7229, 172799, 200000].map(duration)"
+    ran = subprocess.run(
+        ["node", "-p", f"{function[0]}; JSON.stringify({asked})"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert json.loads(ran.stdout) == [
+        "5.0 s", "89 s", "2 min", "90 min", "2 h 0 min", "3 h 0 min", "2 h 0 min", "48 h 0 min", "2.3 days",
+    ]  # fmt: skip
 
 
 def test_an_empty_run_has_a_document_and_figures():

@@ -59,6 +59,21 @@ def test_rates_are_of_what_moved_and_fall_to_zero_when_nothing_does():
     assert found.rates.tokens_per_s() == found.rates.up_bytes_per_s() == found.busy() == 0.0
 
 
+def test_who_has_left_is_no_faster_than_nothing():
+    """With its month used up a peer waits for weeks: its last speed stood on the screen and in the metrics meanwhile."""
+    found = folded(joined(), *(progress(second) for second in range(3)))
+    for second in range(8):
+        found.take(progress(second), 100.0 + second)
+    found.take(Left("the 50 GB are used up"), 108.0)
+    said = summary(found, 1000.0)
+    assert (said["tokens_per_s"], said["busy"], said["up_bytes_per_s"], said["down_bytes_per_s"]) == (
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    )
+
+
 def test_counters_that_begin_anew_after_a_restart_give_no_negative_rate():
     found = folded(joined(), progress(500))
     found.take(joined(), 101.0)

@@ -29,7 +29,8 @@ function duration(seconds) {
   const s = Math.round(seconds);
   if (s < 90) return s + " s";
   if (s < 5400) return Math.round(s / 60) + " min";
-  if (s < 172800) return Math.floor(s / 3600) + " h " + Math.round(s % 3600 / 60) + " min";
+  const m = Math.round(s / 60);
+  if (s < 172800) return Math.floor(m / 60) + " h " + m % 60 + " min";
   return (s / 86400).toFixed(1) + " days";
 }
 function loss(value) { return value === null || value === undefined ? "–" : value.toFixed(3); }
