@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from dilocox_peer.invitation import place_of
+from dilocox_peer.network.crowding import to_give_up
+
 MAX_CONNECTIONS = 192
 MAX_HEAD_BYTES = 8192  # of the request line and all headers
 MAX_MORE_BYTES = 65536  # behind it, which nobody reads
@@ -15,7 +18,8 @@ _END = b"\r\n\r\n"
 
 class Guard(asyncio.Protocol):
     """Stands before the framework's protocol, which gets the head of one request at once and nothing else: so nobody keeps it
-    busy with one byte a second, pipelined requests or a body. guards: all that are open; one more than `most` is ended at once."""
+    busy with one byte a second, pipelined requests or a body. guards: all that are open; one more than `most` is ended at once, or one of the range of
+    addresses that has most, if that has more than this one's would: behind a proxy all are of one."""
 
     def __init__(self, make: Callable[[], asyncio.Protocol], guards: "set[Guard]", most: int = MAX_CONNECTIONS) -> None:
         self._make = make
@@ -27,6 +31,7 @@ class Guard(asyncio.Protocol):
         self._more_bytes = 0
         self._is_asked = False
         self.until_s = float("inf")  # of the loop's clock; cut then
+        self.place = ""
 
     def cut(self) -> None:
         """Ends it now; what is not sent yet is not sent."""
@@ -39,9 +44,15 @@ class Guard(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        remote = transport.get_extra_info("peername")
+        self.place = place_of(str(remote[0])) if remote else ""
         if len(self._guards) >= self._most:
-            self._transport.abort()
-            return
+            oldest_first = sorted(self._guards, key=lambda each: each.until_s)
+            if (crowding := to_give_up({each: each.place for each in oldest_first}, self.place)) is None:
+                self._transport.abort()
+                return
+            self._guards.discard(crowding)
+            crowding.cut()
         self._guards.add(self)
         self.until_s = asyncio.get_running_loop().time() + CONNECTION_S
         self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
