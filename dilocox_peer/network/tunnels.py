@@ -8,7 +8,8 @@ ended then, once, and linkd makes its link anew through the hole.
 """
 
 import asyncio
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
@@ -17,11 +18,17 @@ from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.network.crowding import to_give_up
 from dilocox_peer.network.transport import Transport
+from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 
 KIND = "link"
 MAX_DOORS = 64
 MAX_STREAMS, MAX_STREAMS_PER_PEER = 64, 4  # that others opened; linkd needs one
+KNOCKS_A_S, KNOCKS_AT_ONCE, MAX_HOLDERS = (
+    1.0,
+    16.0,
+    1024,
+)  # of a range of addresses, or a peer whose is not known, that is no neighbour
 READ_BYTES = 256 * 1024
 CONNECT_S, OPEN_S = 5.0, 10.0
 
@@ -39,6 +46,7 @@ class Tunnels:
         self._held: dict[
             asyncio.Task[None], str
         ] = {}  # of these streams, by which range of addresses, or peer; the oldest first
+        self._knocks: OrderedDict[str, TokenBucket] = OrderedDict()
         self._relayed: dict[PeerId, set[asyncio.StreamWriter]] = {}  # linkd's ends of what a relay passes on
 
     async def serve(self, where: Callable[[], tuple[str, int]]) -> None:
@@ -47,7 +55,11 @@ class Tunnels:
 
         async def take(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             holder, task = self._transport.doors.place_of(peer) or str(peer), asyncio.current_task()
-            if task is None or self._taken[peer] >= MAX_STREAMS_PER_PEER or not self._has_room(holder):
+            is_known = peer in self._doors
+            if task is None or self._taken[peer] >= MAX_STREAMS_PER_PEER or not (is_known or self._may_knock(holder)):
+                writer.transport.abort()
+                return
+            if not self._has_room(holder):
                 writer.transport.abort()
                 return
             self._taken[peer] += 1
@@ -66,6 +78,15 @@ class Tunnels:
 
         self._transport.doors.keeper.keep(lambda peer: peer in self._taken or peer in self._doors)
         await self._transport.take_streams(KIND, take, right=Right.JOIN)
+
+    def _may_knock(self, holder: str) -> bool:
+        """Whether our linkd is bothered: all that comes by here comes from this computer to it, whose dials it counts together."""
+        now = time.monotonic()
+        knocks = self._knocks.setdefault(holder, TokenBucket(KNOCKS_A_S, KNOCKS_AT_ONCE, now))
+        self._knocks.move_to_end(holder)
+        while len(self._knocks) > MAX_HOLDERS:
+            self._knocks.popitem(last=False)
+        return knocks.try_take(1.0, now)
 
     def _has_room(self, holder: str) -> bool:
         """Whether one more stream of the holder is taken; another's may have to go for it: a stranger with many names could keep all neighbours out."""

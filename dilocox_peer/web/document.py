@@ -324,7 +324,9 @@ def _shown(stage: StageFacts, most: int) -> Sequence[Holder]:
     if len(stage.holders) <= most:
         return stage.holders
     roster = set(stage.roster)
-    return sorted(stage.holders, key=lambda each: (not each.is_here, each.peer not in roster, -each.tokens_per_s, each.peer))[:most]
+    return sorted(
+        stage.holders, key=lambda each: (not each.is_here, each.peer not in roster, -each.tokens_per_s, each.peer)
+    )[:most]
 
 
 def _sample(sampled: TextSampled | None) -> PageDocument:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,7 +11,7 @@ from dilocox_peer.network.daemon import OnStream
 from dilocox_peer.network.relaying import Relay
 from dilocox_peer.network.reservations import reserve
 from dilocox_peer.network.transport import Transport
-from dilocox_peer.network.tunnels import MAX_STREAMS, MAX_STREAMS_PER_PEER, Tunnels, own_door
+from dilocox_peer.network.tunnels import KNOCKS_AT_ONCE, MAX_STREAMS, MAX_STREAMS_PER_PEER, Tunnels, own_door
 from dilocox_peer.types import PeerId
 from tests.shell.commands import free_port
 from tests.shell.conftest import MakeTransport
@@ -98,6 +98,29 @@ async def test_strangers_with_many_streams_keep_no_neighbour_out() -> None:
         while len(taken) < MAX_STREAMS + 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert await (await streams.opened_by(names[0])).read() == b"", "it has no more than the others"
+        for writer in taken:
+            writer.close()
+
+
+async def test_a_range_of_addresses_cannot_use_up_what_our_linkd_lets_in() -> None:
+    """It counts all that comes from this computer together, so that a stranger's streams left a neighbour a quarter of its dials."""
+    streams = StreamsOfMany()
+    streams.doors.place_of = lambda peer: "8.8.8.0/24" if peer.startswith("stranger") else ""
+    ours = Tunnels(cast("Transport", streams))
+    taken: list[asyncio.StreamWriter] = []
+    async with echo(taken) as where, asyncio.timeout(60):
+        await ours.serve(lambda: where)
+        refused = 0
+        for number in range(3 * int(KNOCKS_AT_ONCE)):
+            reader = await streams.opened_by(f"stranger {number}")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    refused += await reader.read() == b""
+        assert refused > KNOCKS_AT_ONCE
+        before = len(taken)
+        await streams.opened_by("neighbour")
+        while len(taken) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         for writer in taken:
             writer.close()
 
