@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dilocox_peer import __version__
+from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import PublishedSection
 from dilocox_peer.model.adapters import write_peft
 from dilocox_peer.model.published import Design, design_of, lora_of
@@ -62,6 +63,8 @@ def _write_weights(
     for number, names in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         part = {name: tensors[name].to(dtype).contiguous() for name in names}
+        if beyond := [name for name in names if not part[name].isfinite().all() and tensors[name].isfinite().all()]:
+            raise ConfigError(f"--dtype {precision}: {beyond[0]} has values that it cannot hold; take bfloat16 or float32")
         save_file(part, folder / file, metadata)
         weight_map.update(dict.fromkeys(names, file))
         total += sum(tensor.nbytes for tensor in part.values())

@@ -25,6 +25,7 @@ from dilocox_peer.wire.hops import MAX_WINDOW, HopMessage, MicroBatchId
 RECENT = 64  # micro-batches whose origins vote on the round; also what a heap may hold in vain
 NOT_FINITE = "not finite"  # a Refuse says: nothing came of it, here or behind
 NOT_TAKEN = "not taken"  # a Refuse says: its body is not what a stage can have computed
+MAX_BLAMED = 512
 BLAME_EVERY_S = 1.0  # what one peer does wrong is noted at most so often
 
 
@@ -111,6 +112,8 @@ class Tray:
         self.protocol_errors += 1
         if self.now >= self._blamed_at.get(peer, float("-inf")) + BLAME_EVERY_S:
             self._blamed_at[peer] = self.now
+            if len(self._blamed_at) > MAX_BLAMED:  # who is gone is blamed too, for what came of its work
+                self._blamed_at.pop(next(iter(self._blamed_at)))
             self.note(HopRefused(peer, reason))
 
     def forgive(self, peer: PeerId) -> None:

@@ -91,7 +91,7 @@ class OuterNode(Node):
         world = self.world
         self.timetable = Timetable(world.manifest)
         self.book = RoundBook(world.manifest, lambda: world.now, self.timetable)
-        self.book.certified = self.machine.round
+        self.book.begin(self.machine.round)
         self.book.hold(True, "rounds")
         self.calls: deque[_Call] = deque()
         self.is_calling = False
@@ -156,7 +156,7 @@ class OuterNode(Node):
             if not keep:
                 self.orphaned |= self.pending - mine
                 self.pending.clear()
-                self.book.restart()
+                self.book.restart(action.round)
             self.pending -= mine
             self.orphaned -= mine
             self.anchor, self.anchor_head = anchor, action.head

@@ -120,7 +120,6 @@ class Sequential:
         self.outer = OuterOptimizer(OuterSettings.of(manifest), initial_state(manifest))
         self.round, self.in_round, self.closed, self.new, self.index = 1, 0, 0, 0, 0
         self.offered = self.held = self.blocked = False
-        self.certified = 0
 
     def train(self):
         while (
@@ -142,8 +141,7 @@ class Sequential:
             self.index, self.in_round, self.new = self.index + 1, self.in_round + 1, self.new + 1
             position = (self.round - 1 + min(self.in_round / LIMIT, 1.0)) / self.manifest.rounds.total
             share = schedule(position, warmup=self.manifest.inner.warmup)
-            joined = 1.0 if self.certified == 0 else min(1.0, self.index / 20)
-            self.optimizer.step(micro_batches=1, share=share * joined)
+            self.optimizer.step(micro_batches=1, share=share)
 
     def close(self):
         offer = self.outer.offer(self.stage.model.flat_N.clone(), self.new)
@@ -156,7 +154,6 @@ class Sequential:
         self.stage.model.flat_N.add_(shift_N)
         if not self.offered:
             self.round, self.in_round = round_number + 1, 0
-        self.certified = round_number
         self.offered = self.blocked = False
         return moved.state_digest
 

@@ -92,3 +92,20 @@ def test_work_that_goes_on_after_a_standstill_has_its_speed_again():
     desk.now += 3600.0
     desk.work(*[1.0] * 3, seconds=0.1)
     assert desk.speed() == pytest.approx(10.0)
+
+
+def test_only_a_peer_that_came_later_begins_with_small_steps():
+    """A founder's rate was cut to half at the first certificate, where rounds have fewer steps than the ramp."""
+
+    def shares(book: RoundBook, steps: int) -> float:
+        return book.learning_rate_share(steps) / book.learning_rate_share(10**6)
+
+    founder, late, installed = (Desk().book for _ in range(3))
+    founder.begin(0)
+    founder.move(1)
+    assert shares(founder, 8) == 1.0
+    late.begin(1)
+    assert shares(late, 8) < 0.5
+    installed.begin(0)
+    installed.restart(3)
+    assert shares(installed, 8) < 0.5

@@ -137,6 +137,7 @@ class RoundBook:
         self._waits_for_certificates = manifest.outer.overlap == "none"
         self.load = 1.0
         self.certified = 0
+        self._came_late = False
         self.held_by: set[HoldReason] = set()
         self._has_offer = False
         self._awaits_certificate = False  # overlap none, from the close to the merge
@@ -187,8 +188,20 @@ class RoundBook:
         fraction = self.in_round / self.share
         position = self._timetable.position(self.round, fraction)
         share = scheduled(position, self._manifest.inner) * self._timetable.rate(self.round, fraction)
-        # A peer that comes in after the first round has no moments yet, whether it started there or had a state installed.
-        return share * ramp(steps_done) if self.certified else share
+        return share * ramp(steps_done) if self._came_late else share
+
+    def begin(self, certified: int) -> None:
+        """From a state of that round on, without moments: after the first round their first steps are too long for what the others have come to."""
+        self.certified = certified
+        self._came_late = certified > 0
+
+    def restart(self, certified: int) -> None:
+        """A state of that round was installed: what was trained since the last certificate counts no more."""
+        self._since_snapshot = 0
+        self._has_offer = False
+        self.in_round, self._in_round_loss = 0, LossSum()
+        self._came_late = True
+        self.move(certified)
 
     def close(self, flat_N: Tensor) -> Snapshot:
         """The round is over here; flat_N: a copy of the local parameters. Raises RuntimeError if an offer is out."""
@@ -201,12 +214,6 @@ class RoundBook:
         self.in_round, self._in_round_loss = 0, LossSum()
         self._since_snapshot = 0
         return snapshot
-
-    def restart(self) -> None:
-        """What was trained since the last certificate counts no more."""
-        self._since_snapshot = 0
-        self._has_offer = False
-        self.in_round, self._in_round_loss = 0, LossSum()
 
     def move(self, certified: int) -> None:
         """No offer is out, `certified` is the agreed round: what that makes of the round in training."""

@@ -123,7 +123,7 @@ class StageLoop:
 
     def begin(self, state: AnchorState) -> None:
         state.anchor_into(self.current.flat_N)
-        self._book.certified = state.round
+        self._book.begin(state.round)
         self._publish()
 
     # ---- work --------------------------------------------------------------------------------------------------------
@@ -235,8 +235,7 @@ class StageLoop:
 
     def replace(self, local_N: Tensor, *, certified: int) -> None:
         self.pending_N, self._replaces = local_N, True
-        self._book.restart()
-        self._book.move(certified)
+        self._book.restart(certified)
         self._publish()
         self._bench.shifted()
 

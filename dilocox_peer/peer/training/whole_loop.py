@@ -66,7 +66,7 @@ class WholeLoop:
     def begin(self, state: AnchorState) -> None:
         state.anchor_into(self._team.model.flat_N)
         self._team.changed()
-        self._book.certified = state.round
+        self._book.begin(state.round)
         self._publish()
 
     def train_on(self) -> bool:
@@ -121,8 +121,7 @@ class WholeLoop:
         self._team.changed()
         self._team.zero_grad()
         self._since_step = 0
-        self._book.restart()
-        self._book.move(certified)
+        self._book.restart(certified)
         self._publish()
 
     def withdraw(self) -> None:
