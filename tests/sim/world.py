@@ -408,7 +408,9 @@ class Node:
                 blob = None if world.fails() else node.disk.blobs.get(action.blob)
         if blob is None:
             self.feed(BlobMissing(action.blob))
-        elif (reason := why_unfit(blob, action.part)) is not None:
+        elif (reason := why_unfit(blob, action.part)) is not None and not (
+            is_here and kind_of(blob) == "bad"
+        ):  # our own
             self.feed(BlobRefused(action.blob, reason, action.part))
         else:
             if not is_here:
