@@ -7,6 +7,7 @@ optimizer and outer loop see the protocol, never one of the two. What is asked o
 Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -81,6 +82,11 @@ class StageModel(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def across(self) -> Collection[str]:
+        """Names of the matrices that lie (in, out), as those of GPT-2 do; all others lie (out, in)."""
+        ...
 
     @property
     def flat_N(self) -> "Tensor": ...

@@ -64,7 +64,9 @@ def _write_weights(
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         part = {name: tensors[name].to(dtype).contiguous() for name in names}
         if beyond := [name for name in names if not part[name].isfinite().all() and tensors[name].isfinite().all()]:
-            raise ConfigError(f"--dtype {precision}: {beyond[0]} has values that it cannot hold; take bfloat16 or float32")
+            raise ConfigError(
+                f"--dtype {precision}: {beyond[0]} has values that it cannot hold; take bfloat16 or float32"
+            )
         save_file(part, folder / file, metadata)
         weight_map.update(dict.fromkeys(names, file))
         total += sum(tensor.nbytes for tensor in part.values())

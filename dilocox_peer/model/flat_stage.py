@@ -15,6 +15,7 @@ class FlatStage:
         self.layers = layers
         self.layout = layout
         self.scale: GradientScale | None = None
+        self.across: frozenset[str] = frozenset()
         self.flat_N = torch.zeros(layout.num_elements, device=device)
         self.flat_grad_N = torch.zeros_like(self.flat_N) if flat_grad_N is None else flat_grad_N
         self._spans = {spec.name: (start, stop, spec.shape) for spec, start, stop in layout.spans()}

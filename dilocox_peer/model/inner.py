@@ -117,7 +117,10 @@ class InnerOptimizer:
             if spec.role != "hidden" or spec.is_vector:
                 continue
             stack = (-1, *spec.shape[-2:])
-            pairs += zip(model.flat_N[start:stop].view(stack), model.flat_grad_N[start:stop].view(stack), strict=True)
+            weights, gradients = (flat_N[start:stop].view(stack) for flat_N in (model.flat_N, model.flat_grad_N))
+            if spec.name in model.across:  # how far a step goes depends on which side is which
+                weights, gradients = weights.mT, gradients.mT
+            pairs += zip(weights, gradients, strict=True)
         return pairs
 
     def step(self, *, micro_batches: int, share: float) -> float:

@@ -9,7 +9,7 @@ out and halves the factor; many good ones in a row double it (as torch.amp.GradS
 of their own and no stages). Source: Micikevicius et al., "Mixed precision training" (arXiv 1710.03740).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,10 @@ class AutocastStage:
     @property
     def vocab_size(self) -> int:
         return self._model.vocab_size
+
+    @property
+    def across(self) -> Collection[str]:
+        return self._model.across
 
     @property
     def flat_N(self) -> Tensor:

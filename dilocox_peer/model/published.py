@@ -192,6 +192,9 @@ class PublishedStage(FlatStage):
         all other parameters by name, on the device; None: zeros."""
         model = build_empty(design.config)
         super().__init__(layers, _trained_layout(design, layers, model), device=device, flat_grad_N=flat_grad_N)
+        self.across = frozenset(
+            f"{path}.weight" for path, module in model.named_modules() if type(module).__name__ == "Conv1D"
+        )
         self._design = design
         if frozen is None and design.lora is not None:
             frozen = FrozenBase.zeros(_frozen_layout(design, layers, model)).kept(self.flat_N.device)

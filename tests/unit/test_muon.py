@@ -1,5 +1,7 @@
 """Muon: against torch's own, repeated to the bit, converging, and its properties."""
 
+from typing import Any, cast
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.muon import Muon, orthogonalized
 from dilocox_peer.model.stage_layout import EMBEDDING, LM_HEAD
 from dilocox_peer.model.transformer import LlamaStage, initial_parameters
+from dilocox_peer.types import Layout, TensorSpec
 
 SHAPES = [(32, 32), (16, 32), (64, 32), (32, 64), (32, 32)]
 SECTION = ModelSection(layers=2, hidden_size=16, heads=2, kv_heads=1, mlp_size=24, context=8)
@@ -147,3 +150,33 @@ def test_a_gradient_that_is_not_finite_leaves_the_parameters():
     with pytest.raises(FloatingPointError):
         inner.step(micro_batches=1, share=1.0)
     assert torch.equal(model.flat_N, before)
+
+
+def test_matrices_that_lie_across_are_stepped_as_if_they_lay_along() -> None:
+    """Those of GPT-2 are (in, out): the factor of a matrix that widens was given to the one that narrows."""
+    steps = {}
+    for across in (False, True):
+        stage = Two(across=across)
+        generator = torch.Generator().manual_seed(0)
+        gradient = torch.randn(8, 4, generator=generator)
+        stage.flat_grad_N.copy_((gradient.mT if across else gradient).reshape(-1))
+        optimizer = InnerOptimizer(cast("Any", stage), InnerSection(optimizer="muon", learning_rate=0.1, clip_norm=1e9))
+        optimizer.step(micro_batches=1, share=1.0)
+        moved = stage.flat_N.view((4, 8) if across else (8, 4))
+        steps[across] = moved.mT if across else moved
+    assert torch.equal(steps[True], steps[False])
+    assert steps[True].abs().max() > 0
+
+
+class Two:
+    """A stage of one matrix, which widens 4 to 8."""
+
+    scale = None
+
+    def __init__(self, *, across: bool) -> None:
+        self.layout = Layout((TensorSpec("w", (4, 8) if across else (8, 4)),))
+        self.across = {"w"} if across else set()
+        self.flat_N, self.flat_grad_N = torch.zeros(32), torch.zeros(32)
+
+    def zero_grad(self) -> None:
+        self.flat_grad_N.zero_()
