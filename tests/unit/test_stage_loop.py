@@ -253,7 +253,8 @@ def test_a_body_that_nothing_finite_comes_of_is_refused_and_its_receiver_goes_on
             pipe.benches[int(receiver[4:])].tell(contract.HopReceived(sender, message, body))
         for loop in pipe.loops:
             loop.train_on()
-    assert [message.reason for message in refused] == ["not finite"] * 2
+    assert {message.reason for message in refused} == {"not finite"}
+    assert len(refused) >= 4, "it is left alone once it was most of the last"
     assert torch.equal(last.current.flat_N, before)
     assert not last.current.flat_grad_N.any()
     assert last.progress.micro_batches == 6
