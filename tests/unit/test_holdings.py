@@ -1,9 +1,13 @@
 """What is held, wanted and refused, by name and by what it is said to be."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 from dilocox_peer.peer.rounds.contract import BlobPart
 from dilocox_peer.peer.rounds.holdings import Holdings
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import PeerId, sha256
+from dilocox_peer.wire.chain import Thing
 
 BLOB, TABLE, OTHER = sha256(b"blob"), sha256(b"table"), sha256(b"other table")
 SOURCES = [PeerId("a")]
@@ -46,3 +50,15 @@ def test_what_is_held_as_one_thing_is_not_held_as_another():
             assert holdings.may_want(BLOB, 0.0, wanted) is (wanted != held)
     holdings.lost(BLOB)
     assert not any(holdings.has(BLOB, each) for each in as_what)
+
+
+def test_after_a_restart_what_was_certified_stays_as_long_as_before():
+    """Who was behind by more than the newest rounds could not have it of a peer that had been started again, and had to fetch a whole state."""
+    names = [sha256(bytes([number])) for number in range(3)]
+    things = [Thing(name, 5, PeerId("a")) for name in names]
+    chain = [SimpleNamespace(value=SimpleNamespace(round=number, things=(things[number],))) for number in (0, 1)]
+    holdings = Holdings(Timing())
+    holdings.found(names, cast("Any", chain), 20)
+    assert [holdings.size_of(name) for name in names] == [5, 5, 0]
+    assert holdings.forget_before(1, 16, 18) == (names[0],), "of no certificate that is kept"
+    assert holdings.forget_before(1, 30, 30) == (names[2],), "of none at all"

@@ -93,9 +93,14 @@ class Holdings:
         """Files of these names are on our disk from before; that they are whole has to be found out by a fetch, should they be
         wanted. They are forgotten like the others: those of no certificate of the chain with this round."""
         if blobs:
-            of_round = {name: each.value.round for each in chain for name in each.value.blobs}
+            of_round = {
+                thing.name: (each.value.round, thing.size_bytes) for each in chain for thing in each.value.things
+            }
             for blob in blobs:
-                self._round_of.setdefault(blob, of_round.get(blob, round_number))
+                met, size_bytes = of_round.get(blob, (round_number, 0))
+                self._round_of.setdefault(blob, met)
+                self._sizes.setdefault(blob, size_bytes)  # as its author says, until it is looked at
+            self._certified.update(of_round.keys() & set(blobs))  # who is behind asks for them
 
     def certified(self, blob: Digest, round_number: int) -> None:
         """It is needed from this round on, also if it was met long ago: anyone may offer an old one again."""
