@@ -250,7 +250,7 @@ class Serving:
             async with self._free_for_others:
                 yield
             return
-        free = self._free_for.setdefault(place, asyncio.Semaphore(max(1, self._limits.streams // 4)))
+        free = self._free_for.setdefault(place, asyncio.Semaphore(max(2, self._limits.streams // 4)))
         self._num_from[place] += 1
         try:
             async with free, self._free_for_others:
