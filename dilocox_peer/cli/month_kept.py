@@ -66,10 +66,8 @@ class MonthKept:
         if wrong:
             listener(Remark(wrong))
         self._allowance = MonthlyAllowance(month, None if max_gb is None else int(max_gb * GB))
-        self._payload, self._line = (
-            Grown(),
-            Grown(),
-        )  # they begin again each at its time: a stay ends, the session goes on
+        # They begin again each at its time: a stay ends, the session goes on.
+        self._payload, self._line = Grown(), Grown()
         self._lock = threading.Lock()  # events come from several threads
         self._kept_at_s = -KEEP_S
 

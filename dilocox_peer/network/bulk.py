@@ -29,10 +29,8 @@ CHUNK_BYTES = 512 * 1024  # fastest of 64 KiB, 512 KiB, 2 MiB over p2pd [m]
 MAX_REASON_CHARS = 300
 JOINED_BYTES = 64 * 1024  # that are copied to go in one write
 RECEIPT_BYTES = 8
-MOST_RECEIPTS, LEAST_TOLD_BYTES = (
-    1024,
-    256,
-)  # of one body, and one more for so many bytes of it: an honest receiver tells of each piece that it reads
+# Of one body, and one more for so many bytes of it: an honest receiver tells of each piece that it reads.
+MOST_RECEIPTS, BYTES_A_RECEIPT = 1024, 256
 RECEIPTS_AT_ONCE = 64
 LOOK_S = 0.1
 HEARD_S = 5.0  # for the other to read what was said last
@@ -239,7 +237,7 @@ class Receipts:
             while self._acknowledged < self._num_bytes:
                 total = int.from_bytes(await self._reader.readexactly(RECEIPT_BYTES), "big")
                 num_receipts += 1
-                if num_receipts > MOST_RECEIPTS + self.num_sent // LEAST_TOLD_BYTES:
+                if num_receipts > MOST_RECEIPTS + self.num_sent // BYTES_A_RECEIPT:
                     raise ConnectionResetError("more receipts than pieces can have come")
                 if num_receipts % RECEIPTS_AT_ONCE == 0:
                     await asyncio.sleep(0)  # those that are here already are read without a pause

@@ -25,10 +25,8 @@ PIECE_BYTES = 16 * 1024
 GAIN = 0.5  # of the window an answer time; with an answer time's delay 1 swings for ever
 REMEMBERED_S = 300.0  # the least answer time: the way to a peer may change
 MAX_FLOWS = 1024
-SPARE, UNKNOWN_LINE = (
-    0.5,
-    1e6,
-)  # of what the line carries beyond what is urgent; bytes a second, where that is not known
+SPARE = 0.5  # of what the line carries beyond what is urgent
+UNKNOWN_LINE = 1e6  # bytes a second, where it is not known what it carries
 RATE_OVER_S = 1.0
 BESIDE, MOST_BESIDE_BYTES = 0.1, 256 * 1024  # of what is urgent, that the rest may take beside it; no more is saved up
 TRICKLE_S = 3.0  # a piece goes in any case after so long: nobody is to think that we are gone

@@ -40,10 +40,8 @@ LAST_READ_S = 1.0  # for one of two streams to be read to its end when the other
 GATHER_PARTS = 64  # buffers in one sendmsg; the kernel takes 1024
 BATCH_BYTES = 64 * 1024  # of frames handed to the parent in one sendmsg, at least one frame
 FRAMES_AT_ONCE = 64
-MOST_BEATS_A_S, MOST_BEATS = (
-    8.0,
-    64.0,
-)  # pings and their answers of a neighbour, which sends one of each in two seconds; at once
+# Pings and their answers of a neighbour, which sends one of each in two seconds; at once.
+MOST_BEATS_A_S, MOST_BEATS = 8.0, 64.0
 MAX_UNTOLD = 1000  # frames for a parent that does not take any; beyond these it is told no round trips
 
 
@@ -275,9 +273,8 @@ class LinkStreams:
                 self._on_frame(frame, now - began_at)
                 began_at = now
                 if number % FRAMES_AT_ONCE == 0:
-                    await (
-                        trio.lowlevel.checkpoint()
-                    )  # a read holds ten thousand of the smallest: all neighbours wait meanwhile
+                    # A read holds ten thousand of the smallest: all neighbours wait meanwhile.
+                    await trio.lowlevel.checkpoint()
 
     async def _end_together(self, session: StreamPair) -> None:
         """Lets the other stream be read to its end too: a neighbour that leaves ends one after the other."""

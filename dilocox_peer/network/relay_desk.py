@@ -152,7 +152,9 @@ class RelayTurns:
         self._bucket = TokenBucket(bytes_per_s, burst=max(bytes_per_s * BURST_S, LEAST_PIECE_BYTES), now=now)
         self._waiting: dict[str, dict[PeerId, deque[tuple[int, int]]]] = {}  # place -> sender -> (ticket, bytes)
         self._places = _Fair[str]()
-        self._senders: dict[str, _Fair[PeerId]] = {}  # of a place where somebody waits
+        self._senders: dict[
+            str, _Fair[PeerId]
+        ] = {}  # of the places where somebody waits, and of some where somebody did
         self._due_at: float | None = None  # when what was taken from the bucket last may go
         self._granted: int | None = None  # the ticket that goes then
         self._tickets = 0

@@ -24,11 +24,8 @@ from dilocox_peer.types import PeerId
 KIND = "link"
 MAX_DOORS = 64
 MAX_STREAMS, MAX_STREAMS_PER_PEER = 64, 4  # that others opened; linkd needs one
-KNOCKS_A_S, KNOCKS_AT_ONCE, MAX_HOLDERS = (
-    1.0,
-    16.0,
-    1024,
-)  # of a range of addresses, or a peer whose is not known, that is no neighbour
+# Of a range of addresses, or a peer whose is not known, that is no neighbour; of so many holders.
+KNOCKS_A_S, KNOCKS_AT_ONCE, MAX_HOLDERS = 1.0, 16.0, 1024
 READ_BYTES = 256 * 1024
 CONNECT_S, OPEN_S = 5.0, 10.0
 

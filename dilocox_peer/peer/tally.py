@@ -37,8 +37,12 @@ async def line_told(traffic: Traffic, pid: int, listener: Listener) -> AsyncIter
             await asyncio.sleep(TOLD_S)
             await tell()
 
+    is_over = False
+
     async def end() -> None:
-        if not telling.done():
+        nonlocal is_over
+        if not is_over:
+            is_over = True
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
             await tell()

@@ -70,9 +70,7 @@ class Exchange:
         self._listener = listener
         self._activations = Likeness("activations", refuses_weak=True)
         self._gradients = Likeness("a gradient")
-        self._likes = (
-            Outcomes()
-        )  # of neighbours: whose bodies are mostly refused for their strength breaks the protocol
+        self._likes = Outcomes()  # whose bodies are mostly refused for their strength breaks the protocol
         self._told_at: OrderedDict[PeerId, float] = OrderedDict()
         self._halvings: OrderedDict[tuple[PeerId, MicroBatchId], int] = OrderedDict()
         self._statuses: dict[PeerId, TokenBucket] = {}

@@ -86,9 +86,8 @@ class Arrivals:
         if reason := self.why_not_signed([entry], [message.signature]):
             return [], reason
         self._incarnations[sender] = self._incarnations.get(sender, 0) + 1
-        self.offers.pop(
-            sender, None
-        )  # of two that offer one thing the first counts: a second offer has no place of an earlier one
+        # Two may offer one thing, of which the first counts: a second offer has not the place of an earlier one.
+        self.offers.pop(sender, None)
         self.offers[sender] = entry
         if self._slicing is not None:
             self._slicing.offered(entry)
