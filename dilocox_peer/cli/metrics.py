@@ -137,7 +137,11 @@ def _figures(status: Status, now: float) -> tuple[Rows, Rows, list[tuple[int, in
     month = status.costs.month
     if month is not None:
         gauges += [
-            ("month_bytes", "Sent and received in this calendar month.", float(month.sent + month.received)),
+            (
+                "month_bytes",
+                "Sent and received in this calendar month, as of a minute ago at most.",
+                float(month.sent + month.received),
+            ),
             ("month_allowed_bytes", "Of both, as --max-gb-month says; 0: no limit.", float(month.allowed)),
         ]
     stages = [
