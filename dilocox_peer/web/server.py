@@ -25,13 +25,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from dilocox_peer.errors import ConfigError, why_not_bound
 from dilocox_peer.events import Failed, Listener
+from dilocox_peer.network.crowding import to_give_up
 from dilocox_peer.types import RunId
 from dilocox_peer.web.document import PageDocument, RunPage
 from dilocox_peer.web.facts import RunFacts
 from dilocox_peer.web.guard import Guard
 from dilocox_peer.web.prometheus import exposition
 
-MAX_STREAMS = 96  # of the connections; who comes later asks for /api/state now and then
+MAX_STREAMS = 96  # of the connections; one more takes the place of one of the range of addresses that has most, or asks for /api/state now and then
 WATCH_S = 1.0  # between two looks for connections that take too long
 STREAM_WRITE_S = 10.0  # who has not taken an update by then is cut off
 QUIET_S = 15.0  # a comment keeps proxies from ending a stream
@@ -119,7 +120,8 @@ class PageServer:
             path: ((files(__package__) / "static" / name).read_bytes(), kind) for path, (name, kind) in ASSETS.items()
         }
         self._guards: set[Guard] = set()
-        self.num_streams = 0
+        self._streams: dict[Guard, str] = {}  # the oldest first, with the range of addresses
+        self._metrics: tuple[tuple[int, ...], bytes] = ((), b"")  # of the documents of these numbers
         self._waiting: dict[RunId, RunFacts] = {}  # the newest look of each run that the thread has not come to
         self._lock = threading.Lock()
         self._started = threading.Event()
@@ -146,6 +148,10 @@ class PageServer:
             with suppress(RuntimeError):  # it has ended by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(STOP_S)
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
 
     @property
     def url(self) -> str:
@@ -258,26 +264,33 @@ class PageServer:
         return web.Response(body=shown.raw, content_type="application/json", headers={"Vary": "Accept-Encoding"})
 
     async def _give_metrics(self, _request: web.Request) -> web.StreamResponse:
-        documents = {run: shown.document for run, shown in self._shown.items() if shown.document is not None}
-        return web.Response(body=exposition(documents), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        numbers = tuple(shown.number for shown in self._shown.values())
+        if numbers != self._metrics[0]:  # made once for all who ask
+            documents = {run: shown.document for run, shown in self._shown.items() if shown.document is not None}
+            self._metrics = numbers, exposition(documents)
+        return web.Response(body=self._metrics[1], headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _give_events(self, request: web.Request) -> web.StreamResponse:
         """The document, then each time it changes what did; ends when the visitor goes, or is too slow."""
         shown = self._asked(request)
-        if self.num_streams >= MAX_STREAMS:
-            return _said(503, "There are too many visitors for one more stream: ask for /api/state now and then.\n")
-        self.num_streams += 1
+        guard = request.transport.get_protocol() if request.transport is not None else None
+        if not isinstance(guard, Guard):
+            raise web.HTTPServiceUnavailable  # the visitor has gone
+        if len(self._streams) >= MAX_STREAMS:
+            if (crowding := to_give_up(self._streams, guard.place)) is None:
+                return _said(503, "There are too many visitors for one more stream: ask for /api/state now and then.\n")
+            del self._streams[crowding]
+            crowding.cut()
+        self._streams[guard] = guard.place
         try:
-            return await self._stream(request, shown)
+            return await self._stream(request, shown, guard)
         finally:
-            self.num_streams -= 1
+            self._streams.pop(guard, None)
 
-    async def _stream(self, request: web.Request, shown: Shown) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, shown: Shown, guard: Guard) -> web.StreamResponse:
         response = web.StreamResponse(headers={**SECURITY, "Content-Type": "text/event-stream"})
         response.force_close()
-        guard = request.transport.get_protocol() if request.transport is not None else None
-        if isinstance(guard, Guard):
-            guard.stay()
+        guard.stay()
         sent = 0
         try:
             await response.prepare(request)
@@ -291,8 +304,7 @@ class PageServer:
                     async with asyncio.timeout(QUIET_S):
                         await changed.wait()
         except TimeoutError:
-            if isinstance(guard, Guard):
-                guard.cut()
+            guard.cut()
         except ConnectionError:
             pass  # the visitor has gone
         return response

@@ -6,7 +6,7 @@ import json
 import socket
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -254,6 +254,40 @@ async def test_who_does_not_take_updates_is_cut_off(served: Served, monkeypatch:
 
     await until(is_cut)
     deaf.close()
+
+
+def test_one_range_of_addresses_does_not_hold_all_streams(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_STREAMS", 3)
+    monkeypatch.setattr(guard, "place_of", str)  # of this computer all are of one range
+
+    with ExitStack() as open_ones:
+
+        def visit(address: str) -> socket.socket:
+            visitor = socket.create_connection(("127.0.0.1", served.page.port), timeout=10, source_address=(address, 0))
+            open_ones.enter_context(closing(visitor))
+            visitor.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return visitor
+
+        first = [visit("127.0.0.1") for _ in range(3)]
+        assert all(b" 200 " in each.recv(64) for each in first)
+        assert b" 503 " in visit("127.0.0.1").recv(64), "of this range there are no more places"
+        assert b" 200 " in visit("127.9.0.1").recv(64)
+        assert served.page.num_streams == 3
+        with suppress(ConnectionError):
+            while first[0].recv(65536):  # it has an end: the oldest of the range made room
+                pass
+
+
+def test_figures_are_made_once_for_all_who_ask(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def exposition(documents: object) -> bytes:
+        made.append(documents)
+        return b"figures\n"
+
+    monkeypatch.setattr(server, "exposition", exposition)
+    assert [served.get("/metrics")[2] for _ in range(3)] == [b"figures\n"] * 3
+    assert len(made) == 1
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(served: Served) -> None:

@@ -75,7 +75,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"messages a second | {_rates(Budgeted.MESSAGES)}",
         f"bytes of messages a second | {_mib(Budgeted.MESSAGE_BYTES)}",
         f"bytes of requests to the directory, and of answers, a second | {_mib(Budgeted.REQUEST_BYTES)}",
-        f"the run's page | {guard.MAX_CONNECTIONS} connections, {MAX_STREAMS} streams of events among them; {guard.MAX_HEAD_BYTES >> 10} KiB of a request's head, "
+        f"the run's page | {guard.MAX_CONNECTIONS} connections, {MAX_STREAMS} streams of events among them, "
+        f"of which the range that has most gives one up to a range that has less; {guard.MAX_HEAD_BYTES >> 10} KiB of a request's head, "
         f"{guard.MAX_MORE_BYTES >> 10} KiB behind it that nobody reads; {guard.CONNECTION_S:.0f} s from the connection",
         f"streams a second | {_rates(Budgeted.STREAMS)}",
         f"requests to the directory | {_rates(Budgeted.REQUESTS).replace(' (400', ' a second (400', 1)}; {entry.MAX_AT_ONCE} at once, "
