@@ -1,9 +1,14 @@
 """`--metrics-port`: a peer's figures for Prometheus, on loopback unless the volunteer says otherwise."""
 
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -13,6 +18,57 @@ from dilocox_peer.peer.contributions import Contributions
 from dilocox_peer.peer.status import Status, printable
 
 Rows = list[tuple[str, str, float]]
+
+MAX_SCRAPES = 8  # at once, each in a thread; one more is hung up on
+SCRAPE_S = 10.0  # for a visitor's next bytes
+
+
+class ScrapeHandler(WSGIRequestHandler):
+    timeout = SCRAPE_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Scrapes are no news."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Of the standard library, with a bound on its threads: prometheus_client's own has none, nor an end of a silent visitor."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises OSError."""
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, address = found[0][0], found[0][4]
+        self._places = threading.BoundedSemaphore(MAX_SCRAPES)
+        super().__init__((str(address[0]), port), ScrapeHandler)
+
+    def server_bind(self) -> None:
+        """Without the look-up of the host's name, which may take half a minute where nothing answers."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # there is no room for a thread
+            self._places.release()
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A visitor who goes or falls silent is no news either."""
 
 
 class PeerCollector(Collector):
@@ -49,11 +105,14 @@ def metrics_server(observer: Observer, host: str, port: int) -> Iterator[None]:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PeerCollector(observer))
     try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
+        server = _Server(host, port)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"--metrics-port {port}: cannot listen on {host} ({why_not_bound(error)}): pass another one"
         ) from None
+    server.set_app(make_wsgi_app(registry))
+    thread = threading.Thread(target=server.serve_forever, name="dilocox-metrics", daemon=True)
+    thread.start()
     try:
         yield
     finally:

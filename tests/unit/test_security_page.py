@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from dilocox_peer.cli import metrics
 from dilocox_peer.dht import bounds, entry, room
 from dilocox_peer.network import doorkeeper, link_gate, message_streams
 from dilocox_peer.network.doorkeeper import ALLOWED, Budgeted, Trespass
@@ -78,6 +79,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"the run's page | {guard.MAX_CONNECTIONS} connections, {MAX_STREAMS} streams of events among them, "
         f"of which the range that has most gives one up to a range that has less; {guard.MAX_HEAD_BYTES >> 10} KiB of a request's head, "
         f"{guard.MAX_MORE_BYTES >> 10} KiB behind it that nobody reads; {guard.CONNECTION_S:.0f} s from the connection",
+        f"{metrics.MAX_SCRAPES} visitors at once, one more is hung up on; {metrics.SCRAPE_S:.0f} s for the next bytes",
         f"streams a second | {_rates(Budgeted.STREAMS)}",
         f"requests to the directory | {_rates(Budgeted.REQUESTS).replace(' (400', ' a second (400', 1)}; {entry.MAX_AT_ONCE} at once, "
         f"{entry.MAX_AT_ONCE_OF_PEER} of one peer; {entry.MAX_BYTES_AT_ONCE >> 20} MiB at once, {entry.MAX_BYTES_AT_ONCE_OF_PEER >> 20} of one peer",
