@@ -11,13 +11,13 @@ from dilocox_peer.network.upload_shares import SHARE, Upload, UploadShares
 from dilocox_peer.token_bucket import TokenBucket
 
 LEAST_CHUNK_BYTES, MOST_PACED_BYTES = 2048, 16 * 1024
-TOLD_SHARE, TOLD_BURST_S, LEAST_TOLD_BYTES = 0.25, 30.0, 512 * 1024
+TOLD_SHARE = 0.25  # of the upload
 CHUNK_S, LEAST_CHUNK_S = 0.01, 0.002  # of the line, that a chunk takes: others on it wait so long for it
 
 
 class Bandwidth:
     """bytes_sent, bytes_received: messages, deflated, and bodies so far. uplink: how fast bodies leave. is_owners: whether the upload is limited by the
-    volunteer."""
+    volunteer. carries: bytes a second that the line is known to carry; None: nobody has measured it."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class Bandwidth:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.uplink = UplinkMeter()
+        self.carries: float | None = None
         self._lock = threading.Lock()
         now = time.monotonic()
         self._upload = UploadShares(now)
         self._upload.set_rate(upload_bytes_per_s, now)
         self.is_owners = upload_bytes_per_s is not None
         self._most_told = told_bytes_per_s
-        self._told: TokenBucket | None = None
         rate = download_bytes_per_s
         self._download = TokenBucket(rate, burst=rate / 4, now=now) if rate is not None else None
         self._turns: dict[Upload, asyncio.Lock] = {kind: asyncio.Lock() for kind in SHARE}
@@ -69,18 +69,11 @@ class Bandwidth:
         small = max(LEAST_CHUNK_BYTES, min(MOST_PACED_BYTES, int(rate * CHUNK_S)))
         return max(small, min(CHUNK_BYTES, int(rate * LEAST_CHUNK_S)))
 
-    def may_tell(self, num_bytes: int) -> bool:
-        """Whether a message of so many bytes may go to a stranger: 80 bytes of asking bring 3,000 times as much, and messages wait for no limit."""
-        now, upload = time.monotonic(), self._upload.rate
-        rate = min(self._most_told, math.inf if upload is None else TOLD_SHARE * upload)
-        if rate == math.inf:
-            return True
-        burst = max(TOLD_BURST_S * rate, LEAST_TOLD_BYTES)
-        if self._told is None:
-            self._told = TokenBucket(rate, burst=burst, now=now)
-        elif self._told.rate != rate:
-            self._told.change(rate, burst=burst, now=now)
-        return self._told.try_take(num_bytes, now)
+    @property
+    def told_rate(self) -> float:
+        """Bytes a second of pages of the chain that may go to strangers: messages wait for no limit, and 80 bytes of asking bring 3,000 times as much."""
+        upload = self._upload.rate
+        return min(self._most_told, math.inf if upload is None else TOLD_SHARE * upload)
 
     def reserve_upload(self, num_bytes: int) -> float:
         """Seconds to wait before so many bytes of activations may go out; any thread."""

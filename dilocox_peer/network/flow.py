@@ -26,7 +26,6 @@ GAIN = 0.5  # of the window an answer time; with an answer time's delay 1 swings
 REMEMBERED_S = 300.0  # the least answer time: the way to a peer may change
 MAX_FLOWS = 1024
 SPARE = 0.5  # of what the line carries beyond what is urgent
-UNKNOWN_LINE = 1e6  # bytes a second, where it is not known what it carries
 RATE_OVER_S = 1.0
 BESIDE, MOST_BESIDE_BYTES = 0.1, 256 * 1024  # of what is urgent, that the rest may take beside it; no more is saved up
 TRICKLE_S = 3.0  # a piece goes in any case after so long: nobody is to think that we are gone
@@ -34,7 +33,7 @@ TRICKLE_S = 3.0  # a piece goes in any case after so long: nobody is to think th
 
 @dataclass(slots=True)
 class Uplink:
-    """What the flows of a transport know of each other. line: bytes a second that it carries, None: not known. num_urgent: streams of what a round waits
+    """What the flows of a transport know of each other. line: bytes a second that it is known to carry, None: not known. num_urgent: streams of what a round waits
     for. beside: bytes of the rest that may go meanwhile."""
 
     line: Callable[[], float | None] = lambda: None
@@ -49,11 +48,11 @@ class Uplink:
         self.beside = min(self.beside + BESIDE * num_bytes, MOST_BESIDE_BYTES)
 
     def look(self, now_s: float) -> None:
-        """What the line had to spare since the last look may go beside."""
+        """What the line had to spare since the last look may go beside. Of a line that nobody has measured nothing is known to be: taken for a fast one,
+        a slow one would be filled with what can wait."""
         passed_s = min(max(now_s - self._looked_s, 0.0), RATE_OVER_S)
         self._looked_s = now_s
-        line = self.line()
-        spare = (UNKNOWN_LINE if line is None else line) - self._urgent_bytes / RATE_OVER_S
+        spare = (self.line() or 0.0) - self._urgent_bytes / RATE_OVER_S
         self._urgent_bytes *= math.exp(-passed_s / RATE_OVER_S)
         self.beside = min(self.beside + SPARE * max(spare, 0.0) * passed_s, MOST_BESIDE_BYTES)
 

@@ -123,7 +123,7 @@ class Serving:
         self._place_of = place_of
         self._free_for: dict[str, asyncio.Semaphore] = {}  # strangers of that range, as long as there are some
         self._num_from: Counter[str] = Counter()
-        self._flows = Flows(lambda: bandwidth.upload_rate)
+        self._flows = Flows(lambda: bandwidth.carries)
         self._under_way: dict[asyncio.Task[Any], _UnderWay] = {}
         self._unheard: dict[asyncio.Task[Any], PeerId] = {}
         self._free = asyncio.Semaphore(limits.streams)

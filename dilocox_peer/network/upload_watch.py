@@ -4,6 +4,7 @@ Only Linux tells. Where nothing leaves the network at home, as between processes
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -102,3 +103,6 @@ class UploadWatch:
         self._control.take(num_let_go, sum(sent.values()), min(waits, default=None), now_s)
         if not self.is_owners and (found or self._bandwidth.upload_rate is not None):
             self._bandwidth.set_upload(self._control.rate)
+        if found:  # an owner may allow more than the line carries
+            owners = self._bandwidth.upload_rate
+            self._bandwidth.carries = min(self._control.rate, math.inf if owners is None else owners)

@@ -1,37 +1,20 @@
 """What strangers are told of the chain is a part of the upload, and of the month."""
 
+import math
+
 import pytest
 
-from dilocox_peer.network.bandwidth import LEAST_TOLD_BYTES, TOLD_BURST_S, TOLD_SHARE, Bandwidth
+from dilocox_peer.network.bandwidth import TOLD_SHARE, Bandwidth
 from dilocox_peer.peer.settings import AtMost
 
-PAGE = 100_000
 
-
-def told(bandwidth: Bandwidth) -> int:
-    """Bytes at once."""
-    found = 0
-    while found < 10**9 and bandwidth.may_tell(PAGE):
-        found += PAGE
-    return found
-
-
-@pytest.mark.parametrize("upload", [625_000.0, 100.0])
-def test_strangers_are_told_a_part_of_the_upload(upload: float) -> None:
+def test_strangers_are_told_a_part_of_the_upload() -> None:
     """A stranger's 80 bytes bring a page of 290 kB: three of them drew 32 Mbit/s of a line of five."""
-    most = max(TOLD_SHARE * TOLD_BURST_S * upload, LEAST_TOLD_BYTES)
-    assert most - PAGE < told(Bandwidth(upload, None)) <= most + PAGE
-
-
-def test_without_any_limit_all_is_told() -> None:
-    assert told(Bandwidth(None, None)) == 10**9
-
-
-def test_a_limit_that_comes_later_holds() -> None:
     bandwidth = Bandwidth(None, None)
-    assert bandwidth.may_tell(PAGE)
+    assert bandwidth.told_rate == math.inf
     bandwidth.set_upload(1000.0)
-    assert told(bandwidth) <= LEAST_TOLD_BYTES
+    assert bandwidth.told_rate == TOLD_SHARE * 1000.0
+    assert Bandwidth(1e6, None, 2000.0).told_rate == 2000.0
 
 
 def test_a_month_s_traffic_leaves_a_tenth_for_it() -> None:

@@ -15,10 +15,10 @@ from dilocox_peer.peer.rounds.healing import (
     LOOKED_AT_ONCE,
     MAX_WAITING,
     PAGE_SIGNATURES,
-    TOLD_AT_ONCE,
     WEIGHED_FROM,
     Healing,
 )
+from dilocox_peer.peer.rounds.telling import BURST_S, NAME_BYTES, TOLD_BYTES_PER_S
 from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
@@ -408,7 +408,9 @@ def test_strangers_are_told_of_our_chain_as_much_as_there_is_time_for_and_voters
     page = healing.page_after([GENESIS.head])
     assert page is not None
     names = sum(len(each.signatures) + len(each.value.entries) + len(each.value.roster) for each in page.certificates)
-    assert TOLD_AT_ONCE / 2 < first * names <= TOLD_AT_ONCE / 2 + names
-    assert TOLD_AT_ONCE < (first + second) * names <= TOLD_AT_ONCE + 2 * names, "one does not take all"
+    part = BURST_S * TOLD_BYTES_PER_S / 2 / NAME_BYTES
+    assert part < first * names <= part + names
+    assert part < (first + second) * names <= 2 * part + 2 * names
+    assert second > first / 2, "one does not take all"
     assert all(healing.answer(DONOR, [GENESIS.head], 1.0) == page for _ in range(1000))
     assert healing.answer(LIAR, [GENESIS.head], 2.0) == page, "later there is more"

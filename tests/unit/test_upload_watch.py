@@ -109,6 +109,19 @@ def test_a_limit_of_the_owner_is_kept_and_what_it_does_to_others_is_told() -> No
     assert watch.use.waiting_s == pytest.approx(0.15)
 
 
+def test_what_the_line_carries_is_measured_and_not_what_its_owner_allows() -> None:
+    """An owner's limit of 20 Mbit/s on a line of 2.3 left what rounds wait for 0.12 of it beside one newcomer."""
+    bandwidth, watch = watched(2.5e6)
+    assert bandwidth.carries is None
+    watch.take([connection("192.168.1.7", 10**8)], 0.0)
+    assert bandwidth.carries is None
+    watch.take([connection("31.0.0.9", 1000)], 0.2)
+    assert bandwidth.carries == START_BYTES_PER_S
+    bandwidth, watch = watched(50_000.0)
+    watch.take([connection("31.0.0.9", 1000)], 0.2)
+    assert bandwidth.carries == 50_000.0
+
+
 def test_chunks_are_a_moment_of_the_line() -> None:
     bandwidth = Bandwidth(None, None)
     sizes = []

@@ -56,7 +56,6 @@ from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.rounds import (
     Carried,
-    ChainPage,
     Heartbeat,
     Message,
     Passed,
@@ -267,10 +266,8 @@ class RoundDriver:
                 kind = b"heartbeat" if isinstance(message, Heartbeat) else passed_beat(message)
                 if self._encoded is None or self._encoded[0] is not message:
                     self._encoded = message, tuple(map(encode_message, self._carrying.together(message)))
-                is_told = isinstance(message, ChainPage) and to not in self.machine.roster
                 for raw in self._encoded[1]:
-                    if not is_told or self._transport.bandwidth.may_tell(len(raw)):  # else it asks again, or another
-                        self._outbox.post(to, raw, kind=kind)
+                    self._outbox.post(to, raw, kind=kind)
             case Persist(state):
                 await self._persist(state)
             case FetchBlob():

@@ -16,6 +16,7 @@ from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, place
 from dilocox_peer.peer.rounds.contract import Send
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.founding import DEAD_ENDS, FOUNDED_FROM, Founding, any_vote
+from dilocox_peer.peer.rounds.telling import Telling
 from dilocox_peer.peer.rounds.timing import NEVER, Timing
 from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import Digest, PeerId
@@ -31,9 +32,6 @@ LEAST_PAGE, PAGE_SIGNATURES = (
 )  # certificates that a page has at least, signatures that it has at most beyond them
 LOOKED_AT_A_S = 256.0  # signatures of what strangers show unasked; beyond, they are asked in turn
 LOOKED_AT_ONCE = 1024.0
-TOLD_A_S = 40_000.0  # names and signatures, some 100 bytes each, to strangers that ask; to one of them half
-TOLD_AT_ONCE = 320_000.0
-MAX_TOLD = 64  # strangers whose part is remembered
 WEIGHED_FROM = 64  # certificates; a longer chain is weighed each time it has doubled, and at its end: else joining grows with its square
 
 
@@ -87,8 +85,7 @@ class Healing:
         whether it had no vote in any roster that we know."""
         self._allowed, self._is_stranger = allowed, is_stranger
         self._looked_at = TokenBucket(LOOKED_AT_A_S, LOOKED_AT_ONCE, 0.0)
-        self._told = TokenBucket(TOLD_A_S, TOLD_AT_ONCE, 0.0)
-        self._told_to: OrderedDict[PeerId, TokenBucket] = OrderedDict()
+        self.telling = Telling()
         self._reader = reader
         self._chain = chain
         self._forks = forks
@@ -167,20 +164,12 @@ class Healing:
         return [Send(peer, GetChain(place.stage, place.head, place.view, locator))]
 
     def answer(self, asker: PeerId, heads: Sequence[Digest], now: float) -> ChainPage | None:
-        """The page after these for who asked; None also while strangers have had more than their part: a question of 74 bytes brings 250 kB, and
-        a hundredth of a second of work."""
+        """The page after these for who asked; None also while strangers have had more than their part."""
         if not self._is_stranger(asker):
             return self.page_after(heads)
-        own = self._told_to.get(asker) or TokenBucket(TOLD_A_S / 2, TOLD_AT_ONCE / 2, now)
-        if own.owed_s(now) > 0.0 or self._told.owed_s(now) > 0.0 or (page := self.page_after(heads)) is None:
+        if not self.telling.may_tell(asker, now) or (page := self.page_after(heads)) is None:
             return None
-        count = sum(_names_in(each) for each in page.certificates)
-        for bucket in (own, self._told):
-            bucket.reserve(count, now)
-        self._told_to[asker] = own
-        self._told_to.move_to_end(asker)
-        if len(self._told_to) > MAX_TOLD:
-            self._told_to.popitem(last=False)
+        self.telling.told(asker, sum(_names_in(each) for each in page.certificates), now)
         return page
 
     def page_after(self, heads: Sequence[Digest]) -> ChainPage | None:

@@ -119,8 +119,7 @@ class RoundMachine:
     ) -> None:
         """plan: of round 1. run_owner: signs the first roster and checkpoints; None: the first peers start the run, and
         nobody vouches for it. slices: in which the run averages; 0: all to all. authority: whose directives apply. max_back: rounds that may be taken back without the owner's word. seats: how newcomers earn a vote. planner: of the later ones; None keeps its codec, rank and H. durable: what load_log gave. chain: that it has; None: made of it.
-        stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there. state_bytes: of a whole
-        state, as a donor sends it; 0: not known."""
+        stored_states: heads of the anchor states that are on our disk. stored_blobs: contributions there. state_bytes: of a whole state, as a donor sends it; 0: not known."""
         self._now, self._due, self._crowds = now, now, Crowds()
         judge = JudgingPlanner(planner if planner is not None else FixedPlanner(plans))
         self._conduct = Conduct(me)
@@ -147,6 +146,7 @@ class RoundMachine:
             anchor=Anchorage((me, incarnation), self._chain, self._forks, self._members, timing, rng, self._holdings.is_own, stored_states, now),
             sit=self._sit_down, durable=durable, now=now,
         )  # fmt: skip
+        self.telling = self._adoption.healing.telling
         if durable is not None and durable.votes.accepted is not None:
             self._holdings.held_all(durable.votes.accepted.value.things, self.round + 1)
         self._ending = Ending(me, self._chain, self._forks, self._members, now)
