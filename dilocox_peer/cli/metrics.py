@@ -31,7 +31,7 @@ class ScrapeHandler(WSGIRequestHandler):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Of the standard library, with a bound on its threads: prometheus_client's own has none, nor an end of a silent visitor."""
+    """The standard library's, with a bound on its threads: prometheus_client's own has none, nor an end of a silent visitor."""
 
     daemon_threads = True
     block_on_close = False

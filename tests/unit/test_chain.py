@@ -10,11 +10,11 @@ from dilocox_peer.peer.rounds.chain import (
     Place,
     is_quorum,
     is_vote,
-    majority_digest,
     order_of,
     suffix_of,
     vote_for,
 )
+from dilocox_peer.peer.rounds.named_state import majority_digest
 from dilocox_peer.peer.rounds.ranks import by_rank, turn_of
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Plan, Value, acceptance
@@ -87,13 +87,26 @@ def test_each_peer_leads_about_as_often_and_no_certificate_has_a_say_in_it() -> 
     assert set(by_rank(roster, turn_of(0, 1, 0))) == set(roster)
 
 
-def test_majority_digest_is_the_most_frequent_and_of_those_the_lowest() -> None:
+def test_majority_digest_is_that_of_most_voters_or_of_most_contributors_and_of_a_voter() -> None:
     low, high = b"\x01" * 32, b"\x02" * 32
     voters = (A, B, C)
     assert majority_digest([entry(A, high), entry(B, high), entry(C, low)], voters) == high
-    assert majority_digest([entry(A, high), entry(B, low), entry(C)], voters) == low
     assert majority_digest([entry(A)], voters) == b""
+    assert majority_digest([entry(A, low)], voters) == low, "the others rest"
     assert majority_digest([entry(A, high), entry(B, low), entry(C, low)], (A,)) == high, "the others have no vote"
+    assert majority_digest([entry(A, high), entry(B, low), entry(C)], voters) == b""
+
+
+def test_a_voter_does_not_name_the_state_of_all_while_the_others_rest() -> None:
+    """Of four voters three rested for the night; each of 30 certificates named the fourth's, whatever five newcomers had."""
+    theirs, honest = b"\x01" * 32, b"\x02" * 32
+    newcomers = [entry(PeerId(f"newcomer {number}"), honest) for number in range(5)]
+    voters = (A, B, C, D)
+    assert majority_digest([entry(A, theirs), *newcomers], voters) == b""
+    assert majority_digest([entry(A, theirs), entry(B, honest), *newcomers], voters) == b"", (
+        "neither has more than half"
+    )
+    assert majority_digest([entry(A, honest), *newcomers], voters) == honest
 
 
 def test_a_leader_puts_nobody_before_those_that_stay() -> None:
@@ -158,7 +171,7 @@ def test_a_forged_signature_is_refused() -> None:
         ({"entries": (entry(B), entry(A))}, "entries not in the order of distinct peers"),
         ({"entries": (entry(A), entry(A))}, "entries not in the order of distinct peers"),
         ({"entries": (entry(A), entry(D))}, "an entry of a peer that is not in the roster"),
-        ({"state_digest": b"\x01" * 32}, "a state digest that the voters' entries do not report"),
+        ({"state_digest": b"\x01" * 32}, "a state digest that is not the one its entries report"),
     ],
 )
 def test_a_value_that_does_not_follow_is_refused_with_the_reason(change: dict[str, object], reason: str) -> None:

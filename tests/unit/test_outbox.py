@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from dilocox_peer.errors import PeerUnavailable
+from dilocox_peer.network.bulk import RequestRefused
 from dilocox_peer.network.message_frames import BATCH_BYTES
 from dilocox_peer.peer.rounds import outbox as outbox_module
 from dilocox_peer.peer.rounds.outbox import LINGER_S, MAX_QUEUED, MAX_UNDER_WAY, Outbox
@@ -102,3 +103,27 @@ async def test_few_batches_are_under_way_without_an_answer_and_the_rest_waits_to
 
 def _never(error: PeerUnavailable) -> None:
     raise AssertionError(error)
+
+
+async def test_a_message_that_goes_with_a_batch_that_comes_to_nothing_leaves_no_empty_one() -> None:
+    """Posted in the turn of the loop in which an earlier batch was refused: a batch of none was sent, and the peer died of it."""
+    answered = asyncio.Event()
+    sent: list[Sequence[bytes]] = []
+
+    async def send(peer: PeerId, batch: Sequence[bytes]) -> list[str]:
+        sent.append(batch)
+        await answered.wait()
+        raise RequestRefused(peer, "not now")
+
+    async with asyncio.TaskGroup() as tasks:
+        outbox = Outbox(tasks, send, lambda _error: None)
+        outbox.post(SLOW, b"one")
+        await asyncio.sleep(2 * LINGER_S)
+        answered.set()
+        outbox.post(SLOW, b"two")
+        await asyncio.sleep(2 * LINGER_S)
+        outbox.post(SLOW, b"three")
+        await outbox.drained()
+        assert sent == [[b"one"], [b"three"]]
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()

@@ -8,7 +8,7 @@ the later one, on whatever branches they are.
 import itertools
 from array import array
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from functools import cached_property
 from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.rounds.directing import Authority
 from dilocox_peer.peer.rounds.index import Index
+from dilocox_peer.peer.rounds.named_state import majority_digest
 from dilocox_peer.peer.rounds.past import MOST_IN_BLOCK, Block, BlockStore, Certificates, Past
 from dilocox_peer.peer.rounds.seats import EVERYBODY, Seats, SeatTerms, keeps_order
 from dilocox_peer.peer.rounds.slices import Sharing
@@ -73,12 +74,6 @@ def is_quorum(peers: Collection[PeerId], voters: Sequence[PeerId]) -> bool:
     if 2 * present == len(voters):
         return bool(voters) and voters[0] in peers
     return 2 * present > len(voters)
-
-
-def majority_digest(entries: Iterable[Entry], voters: Collection[PeerId]) -> bytes:
-    """The state digest that most of the voters' entries report (the lowest of equally frequent ones), b"" if none does: newcomers would else have all fetch theirs."""
-    counts = Counter(entry.state_digest for entry in entries if entry.state_digest and entry.peer in voters)
-    return min(counts, key=lambda digest: (-counts[digest], digest)) if counts else b""
 
 
 # ---- a place in a chain, and what may follow it ---------------------------------------------------------------------
@@ -223,7 +218,7 @@ class Place:
         if not set(entrants) <= set(self.roster):
             return "an entry of a peer that is not in the roster"
         if value.state_digest != majority_digest(value.entries, self.voters):
-            return "a state digest that the voters' entries do not report"
+            return "a state digest that is not the one its entries report"
         if reason := (self.sharing or Sharing(0)).why_not(value, self.roster if self.sharing else (), self.voters):
             return reason
         return self.bounds(plans).why_not(value.plan, self.plan)

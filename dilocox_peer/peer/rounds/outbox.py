@@ -71,7 +71,7 @@ class Outbox:
     async def _drain(self, peer: PeerId, queue: _Queue) -> None:
         try:
             while True:
-                if not queue.messages:
+                while not queue.messages:  # a batch before that comes to nothing takes what was posted with it
                     queue.posted.clear()
                     async with asyncio.timeout(IDLE_S):
                         await queue.posted.wait()
