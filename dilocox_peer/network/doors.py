@@ -23,9 +23,11 @@ from dilocox_peer.types import PeerId
 
 LOOK_S = 2.0
 NUDGED_S = 0.25  # between two looks, when somebody was banned
+SEEN_S = 1.0  # for the look at a new connection, which a nudge brings about
 HANG_UP_S = 5.0
 HANG_UPS_AT_ONCE = 8
 
+UNSEEN, BY_RELAYS = "not seen yet", "by relays"  # in place of a range of addresses
 LINES_PER_S, LINES = 0.2, 64.0  # of bans that are told: a name costs nothing, and each may be banned
 
 
@@ -39,7 +41,7 @@ class Doors:
         self._lines = TokenBucket(LINES_PER_S, LINES, time.monotonic())
         self._daemon = daemon
         self._listener: Listener = lambda _event: None
-        self._nudge = asyncio.Event()
+        self._nudge, self._looked = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -113,6 +115,23 @@ class Doors:
         """The range of addresses that its connection came from at the last look; "": not known."""
         return next((place for host in self.hosts_of(peer) if (place := place_of(host))), "")
 
+    def holder_of(self, peer: PeerId) -> str:
+        """What it holds is counted with that of all others of the same: its range of addresses, or itself where it is of this computer. Names cost nothing,
+        so all that come by relays, or were not seen yet, are of one."""
+        hosts = self._hosts.get(peer)
+        if hosts is None:
+            return UNSEEN
+        return self.place_of(peer) or str(peer) if hosts else BY_RELAYS
+
+    async def holder(self, peer: PeerId) -> str:
+        """As `holder_of`, after a look at its connection."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SEEN_S):
+                while peer not in self._hosts:
+                    self._nudge.set()
+                    await self._looked.wait()
+        return self.holder_of(peer)
+
     async def _watch(self) -> None:
         """Until it is cancelled, or p2pd is gone, which others tell."""
         while not self._daemon.is_down:
@@ -131,6 +150,8 @@ class Doors:
         for peer, texts in connections:
             hosts.setdefault(peer, []).extend(_host(text) for text in texts if "/p2p-circuit" not in text)
         self._hosts = hosts
+        self._looked.set()
+        self._looked = asyncio.Event()
         out = list(self.keeper.seen(hosts.items(), time.monotonic(), daemon_bytes=self._daemon_bytes()))
         for at in range(0, len(out), HANG_UPS_AT_ONCE):
             await asyncio.gather(*map(self._hang_up, out[at : at + HANG_UPS_AT_ONCE]))

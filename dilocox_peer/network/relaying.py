@@ -130,8 +130,8 @@ class Relay:
             return False
         if len(self._requests) < MAX_REQUESTS:
             return True
-        places = {task: self._transport.doors.place_of(by) or str(by) for task, by in self._requests.items()}
-        if (crowding := to_give_up(places, self._transport.doors.place_of(peer) or str(peer))) is not None:
+        places = {task: self._transport.doors.holder_of(by) for task, by in self._requests.items()}
+        if (crowding := to_give_up(places, self._transport.doors.holder_of(peer))) is not None:
             del self._requests[crowding]
             self._unread.pop(crowding, None)
             crowding.cancel()
@@ -172,7 +172,7 @@ class Relay:
             await _say(writer, relay_protocol.reserved_until(until) if is_in else relay_protocol.answered(verdict))
             return None
         target = PeerId(base58.b58encode(request.target).decode("ascii"))
-        circuit = self._desk.connect(peer, target, now, self._transport.doors.place_of(peer))
+        circuit = self._desk.connect(peer, target, now, self._transport.doors.holder_of(peer))
         for each in self._desk.take_given_up():
             if (passing := self._passing.pop(each, None)) is not None:
                 passing.cancel()
@@ -257,7 +257,7 @@ class Relay:
                     passed[way] += len(piece)
 
     async def _turn(self, sender: PeerId, num_bytes: int) -> None:
-        place = self._transport.doors.place_of(sender)
+        place = self._transport.doors.holder_of(sender)
         ticket = self._turns.ask(sender, num_bytes, place)
         turn = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = turn, num_bytes

@@ -93,6 +93,10 @@ class _ServedStream:
     writer: asyncio.StreamWriter
 
 
+async def _alone(peer: PeerId) -> str:
+    return str(peer)
+
+
 class Serving:
     """The replies that are being sent, or wait to be.
 
@@ -110,9 +114,9 @@ class Serving:
         on_acknowledged: Callable[[PeerId], None],
         on_malformed: Callable[[PeerId], None],
         is_at_home: Callable[[PeerId], bool],
-        place_of: Callable[[PeerId], str] = lambda _peer: "",
+        holder: Callable[[PeerId], Awaitable[str]] = _alone,
     ) -> None:
-        """place_of: the range of addresses from which a peer is connected, empty: not known. refusal: why a peer has no answer that takes this right, or None. on_acknowledged: a peer has received more. on_malformed: what it
+        """holder: by whom what a stranger holds is counted, such as its range of addresses. refusal: why a peer has no answer that takes this right, or None. on_acknowledged: a peer has received more. on_malformed: what it
         sent in place of a request cannot be read. is_at_home: what goes to a peer stays in the network at home."""
         self._limits = limits
         self._bandwidth = bandwidth
@@ -120,7 +124,7 @@ class Serving:
         self._on_acknowledged = on_acknowledged
         self._on_malformed = on_malformed
         self._is_at_home = is_at_home
-        self._place_of = place_of
+        self._holder = holder
         self._free_for: dict[str, asyncio.Semaphore] = {}  # strangers of that range, as long as there are some
         self._num_from: Counter[str] = Counter()
         self._flows = Flows(lambda: bandwidth.carries)
@@ -184,7 +188,7 @@ class Serving:
         """Answers one request, if there is a place for it. header: None if it was not read yet. Whether the next one is waited for. Raises as
         _respond."""
         peer = served.peer
-        place = self._place_of(peer) or str(peer)
+        place = str(peer) if self._is_first(peer) else await self._holder(peer)
         num_of_peer = sum(each.peer == peer for each in self._under_way.values())
         most_of_peer = self._limits.streams_per_peer
         is_stranger = not self._is_first(peer)

@@ -96,7 +96,7 @@ class Transport:
             self._on_bytes,
             self.doors.malformed,
             self.is_at_home,
-            self.doors.place_of,
+            self.doors.holder,
         )
         self.line = UploadWatch(self.bandwidth, lambda: None if daemon.is_down else daemon.pid)
         self._watching: asyncio.Task[None] | None = None

@@ -28,6 +28,7 @@ MAX_STREAMS, MAX_STREAMS_PER_PEER = 64, 4  # that others opened; linkd needs one
 KNOCKS_A_S, KNOCKS_AT_ONCE, MAX_HOLDERS = 1.0, 16.0, 1024
 READ_BYTES = 256 * 1024
 CONNECT_S, OPEN_S = 5.0, 10.0
+PROVED_S = 120.0  # our linkd ends sooner what does not say who it is
 
 _Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -43,6 +44,7 @@ class Tunnels:
         self._held: dict[
             asyncio.Task[None], str
         ] = {}  # of these streams, by which range of addresses, or peer; the oldest first
+        self._proved: OrderedDict[PeerId, None] = OrderedDict()  # linkd kept a stream of it for long, the newest last
         self._knocks: OrderedDict[str, TokenBucket] = OrderedDict()
         self._relayed: dict[PeerId, set[asyncio.StreamWriter]] = {}  # linkd's ends of what a relay passes on
 
@@ -51,8 +53,12 @@ class Tunnels:
         PeerUnavailable, TimeoutError."""
 
         async def take(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            holder, task = self._transport.doors.place_of(peer) or str(peer), asyncio.current_task()
-            is_known = peer in self._doors
+            task, is_known = asyncio.current_task(), self._is_known(peer)
+            try:
+                holder = str(peer) if is_known else await self._transport.doors.holder(peer)
+            except asyncio.CancelledError:
+                writer.transport.abort()
+                return
             if task is None or self._taken[peer] >= MAX_STREAMS_PER_PEER or not (is_known or self._may_knock(holder)):
                 writer.transport.abort()
                 return
@@ -61,6 +67,7 @@ class Tunnels:
                 return
             self._taken[peer] += 1
             self._held[task] = holder
+            began_s = time.monotonic()
             try:
                 async with asyncio.timeout(CONNECT_S):
                     inside = await asyncio.open_connection(*where())
@@ -69,12 +76,24 @@ class Tunnels:
                 writer.transport.abort()
             finally:
                 self._held.pop(task, None)
+                self._has_ended(peer, time.monotonic() - began_s)
                 self._taken[peer] -= 1
                 if not self._taken[peer]:
                     del self._taken[peer]
 
         self._transport.doors.keeper.keep(lambda peer: peer in self._taken or peer in self._doors)
         await self._transport.take_streams(KIND, take, right=Right.JOIN)
+
+    def _has_ended(self, peer: PeerId, seconds: float) -> None:
+        if seconds >= PROVED_S:
+            self._proved[peer] = None
+            self._proved.move_to_end(peer)
+            if len(self._proved) > MAX_HOLDERS:
+                self._proved.popitem(last=False)
+
+    def _is_known(self, peer: PeerId) -> bool:
+        """Whether it is a neighbour, or was one: strangers of its range do not shut it out."""
+        return peer in self._doors or peer in self._proved or not self._transport.doors.keeper.is_stranger(peer)
 
     def _may_knock(self, holder: str) -> bool:
         """Whether our linkd is bothered: all that comes by here comes from this computer to it, whose dials it counts together."""

@@ -78,7 +78,7 @@ class Averaging:
         allowed = allowed_codecs(manifest)
         self._norms = KnownNorms(self._layout, allowed)
         self.machine = _machine(presence, stage, manifest, keeper, sign)
-        self.machine.telling.place_of = self._transport.doors.place_of
+        self.machine.telling.place_of = self._transport.doors.holder_of
         self.machine.telling.bytes_per_s = lambda: self._transport.bandwidth.told_rate
         self._states = States(trainer.state, keeper.state_folders)
         self.store = Store(

@@ -10,7 +10,7 @@ import pytest
 from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.events import Event
 from dilocox_peer.events_of_reach import TurnedAway
-from dilocox_peer.network import doorkeeper, serving
+from dilocox_peer.network import doorkeeper, doors, serving
 from dilocox_peer.network.bulk import Reply
 from dilocox_peer.network.doorkeeper import Budget, Budgeted, Budgets, Trespass
 from dilocox_peer.network.transport import Transport, TransportLimits
@@ -159,3 +159,18 @@ async def test_a_stranger_that_p2pd_dials_over_webtransport_is_seen_as_others_ar
         finally:
             process.kill()
             await process.wait()
+
+
+async def test_names_that_were_not_seen_yet_are_of_one_holder_and_a_look_tells_whose_a_new_one_is(
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh name was a range of its own until the next look: two of them a second left a newcomer a fifth of a donor."""
+    server, _ = await make_transport("server")
+    monkeypatch.setattr(doors, "SEEN_S", PATIENCE_S)
+    newcomer, _ = await make_transport("newcomer", initial_peers=server.addresses)
+    strange = {server.doors.holder_of(PeerId(f"name {number}")) for number in range(10)}
+    assert strange == {doors.UNSEEN}
+    assert await server.doors.holder(newcomer.peer_id) == newcomer.peer_id, "from this computer"
+    assert server.doors.holder_of(newcomer.peer_id) == newcomer.peer_id
+    monkeypatch.setattr(doors, "SEEN_S", 0.1)
+    assert await server.doors.holder(PeerId("a name")) == doors.UNSEEN

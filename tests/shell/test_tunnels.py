@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import cast
@@ -67,7 +67,14 @@ class StreamsOfMany:
     """In a transport's place: peers that nobody has to start."""
 
     def __init__(self) -> None:
-        self.doors = SimpleNamespace(keeper=SimpleNamespace(keep=lambda _is_one: None), place_of=lambda _peer: "")
+        self.neighbours: set[str] = set()
+        self.of_range: Callable[[str], str] = str
+
+        async def holder(peer: PeerId) -> str:
+            return self.of_range(peer)
+
+        keeper = SimpleNamespace(keep=lambda _is_one: None, is_stranger=lambda peer: peer not in self.neighbours)
+        self.doors = SimpleNamespace(keeper=keeper, holder=holder)
         self._take: OnStream
         self._writers: list[asyncio.StreamWriter] = []  # one that is forgotten closes its stream
 
@@ -105,7 +112,7 @@ async def test_strangers_with_many_streams_keep_no_neighbour_out() -> None:
 async def test_a_range_of_addresses_cannot_use_up_what_our_linkd_lets_in() -> None:
     """It counts all that comes from this computer together, so that a stranger's streams left a neighbour a quarter of its dials."""
     streams = StreamsOfMany()
-    streams.doors.place_of = lambda peer: "8.8.8.0/24" if peer.startswith("stranger") else ""
+    streams.of_range = lambda peer: "8.8.8.0/24" if peer.startswith("stranger") else peer
     ours = Tunnels(cast("Transport", streams))
     taken: list[asyncio.StreamWriter] = []
     async with echo(taken) as where, asyncio.timeout(60):
@@ -120,6 +127,10 @@ async def test_a_range_of_addresses_cannot_use_up_what_our_linkd_lets_in() -> No
         before = len(taken)
         await streams.opened_by("neighbour")
         while len(taken) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        streams.neighbours.add("stranger 0")
+        await streams.opened_by("stranger 0")
+        while len(taken) == before + 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for writer in taken:
             writer.close()

@@ -93,7 +93,7 @@ def test_a_relay_answers_beside_streams_on_which_nothing_comes_of_it(
             doors = SimpleNamespace(
                 keeper=SimpleNamespace(keep=lambda _is_kept: None),
                 tell=lambda _event: None,
-                place_of=lambda peer: "198.41.0.0/24" if peer == HONEST else "203.0.113.0/24",
+                holder_of=lambda peer: "198.41.0.0/24" if peer == HONEST else "203.0.113.0/24",
             )
             reached = 0
 
@@ -222,9 +222,13 @@ def test_one_range_of_addresses_does_not_shut_newcomers_out(monkeypatch: pytest.
 
     async def main() -> None:
         crowd = [PeerId(f"name {number // 4}") for number in range(80)]
+
+        async def holder(peer: PeerId) -> str:
+            return "203.0.113" if peer in crowd else str(peer)
+
         serving = Serving(
             TransportLimits(), Bandwidth(None, None), lambda _peer, _right: None, lambda _peer: None,
-            lambda _peer: None, lambda _peer: False, lambda peer: "203.0.113" if peer in crowd else "",
+            lambda _peer: None, lambda _peer: False, holder,
         )  # fmt: skip
         serving.set_members(lambda peer: peer.startswith("member"))
 

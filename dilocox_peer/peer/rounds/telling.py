@@ -19,8 +19,7 @@ ASKS_S = 600.0  # a range that has not been told anything for so long has no par
 
 
 class Telling:
-    """bytes_per_s: that strangers may be told as of now, of the line and of the month. place_of: the range of addresses of a peer; all whose range is
-    not known are of one."""
+    """bytes_per_s: that strangers may be told as of now, of the line and of the month. place_of: the range of addresses of a peer."""
 
     def __init__(self) -> None:
         self.bytes_per_s: Callable[[], float] = lambda: TOLD_BYTES_PER_S
