@@ -8,7 +8,7 @@ the commons, at a place that its name and start choose.
 
 Invariants, on one chain of certificates:
     1. No unit is handed out twice in an epoch, and none of the commons is.
-    2. A peer that does what it reports has work in hand: it never waits for a certificate.
+    2. A peer that does what it reports, at most FASTEST times what is usual, has work in hand: it never waits for a certificate.
     3. The next epoch begins only when all but the commons was handed out.
 What they do not cover, and its bound: a fork. A branch that begins with a view change hands out from a place of its own (`part`): two
 that part at a roster of n hand out nothing twice before one of them has handed out 1 / (n + 1) of what was still free. Beyond
@@ -40,7 +40,7 @@ REMEMBERED = 8
 """Certificates after which what a peer did not report of its share is taken to be lost, so that it does not starve."""
 
 FASTEST = 8
-"""Times the expected work that a peer may do in a round; a larger roster has faster ones."""
+"""Times what is expected, or is usual among three or more, that a peer is believed to do in a round."""
 
 COMMONS_SHARE = 32  # of all units, one in so many
 
@@ -131,8 +131,9 @@ class Handout:
         self, roster: Sequence[PeerId], *, tokens_a_round: int, reported: Mapping[PeerId, int]
     ) -> dict[PeerId, tuple[Stretch, ...]]:
         """What one certificate hands out. roster: its own. tokens_a_round: of work expected of a peer. reported: tokens that its
-        contributors say they have worked through; whoever says more than all of the roster could is not believed."""
-        most = tokens_a_round * max(FASTEST, len(roster))
+        contributors say they have worked through; FASTEST times the upper median is believed at most: what is handed out is lost to all others."""
+        said = sorted(each for each in reported.values() if each > 0)
+        most = FASTEST * max(tokens_a_round, said[len(said) // 2] if len(said) > 2 else 0)
         least = UNIT_TOKENS * min(LEAST_UNITS, self.row.to_hand_out // (AHEAD * max(1, len(roster))))
         for peer in [peer for peer in self._accounts if peer not in roster and peer not in reported]:
             del self._accounts[peer]

@@ -249,6 +249,28 @@ def test_who_reports_too_much_is_not_handed_all():
     assert sum(each.count for each in handed[roster[0]]) <= AHEAD * FASTEST * 3
 
 
+@pytest.mark.parametrize("size", [8, 32, 64])
+def test_a_claim_takes_no_more_data_than_of_the_fastest(size: int) -> None:
+    """64 times the work, which votes let pass, had half of all units of an epoch handed to one member of 64."""
+    roster = [PeerId(f"peer {number:02}") for number in range(size)]
+    handout = Handout(Row(10**6))
+    counts = dict.fromkeys(roster, 0)
+    for _ in range(40):
+        handed = handout.take(roster, tokens_a_round=ROUND, reported={**dict.fromkeys(roster, ROUND), roster[0]: 10**9})
+        for peer, stretches in handed.items():
+            counts[peer] += sum(each.count for each in stretches)
+    assert counts[roster[0]] / sum(counts.values()) < 1.2 * FASTEST / (FASTEST + size - 1)
+
+
+def test_a_fast_stage_is_believed() -> None:
+    """What the plan expects may be far below what all of them do."""
+    handout = Handout(Row(10**6))
+    roster = [A, B, PeerId("c")]
+    for _ in range(30):
+        handed = handout.take(roster, tokens_a_round=ROUND, reported=dict.fromkeys(roster, 50 * ROUND))
+    assert min(sum(each.count for each in handed[peer]) for peer in roster) * UNIT_TOKENS >= 50 * ROUND
+
+
 def test_what_a_peer_did_not_report_is_made_good_again():
     """What it computed and threw away does not leave it without work for ever."""
     handout, peer = Handout(Row(10**6)), PeerId("p")
