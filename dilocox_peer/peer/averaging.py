@@ -83,6 +83,7 @@ class Averaging:
         self._states = States(trainer.state, keeper.state_folders)
         self.store = Store(
             self._transport, [keeper.things, keeper.blobs], sources=[self._states], on_served=self._on_served,
+            on_accused=lambda donor, reason: self.driver.accused(donor, reason),
             is_urgent=lambda peer, name: peer in self.machine.roster and name in keeper.blobs,
         )  # fmt: skip
         self.driver = RoundDriver(

@@ -295,7 +295,7 @@ async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_a
         )  # fmt: skip
         wanted = FetchBlob(sha256(blob), tuple(map(PeerId, replies)))
         assert await fetched(driver, wanted) == BlobHeld(sha256(blob), len(blob))
-    said = "sent no contribution of that name when asked for one"
+    said = "sent nothing of that name when asked for it"
     assert told == [
         MessageRefused(PeerId("liar"), f"{said}: what it sent is not the thing of that name"),
         MessageRefused(PeerId("flooder"), f"{said}: a body of 2000 bytes, at most 100"),

@@ -455,8 +455,12 @@ class RoundDriver:
 
     def _on_source_failed(self, source: PeerId, reason: str, is_lying: bool) -> None:
         if is_lying:
-            now = asyncio.get_running_loop().time()
-            self._tell_refusal(source, f"sent no contribution of that name when asked for one: {reason}", now)
+            self.accused(source, reason)
+
+    def accused(self, donor: PeerId, reason: str) -> None:
+        """It sent something else when asked for a thing by its name."""
+        now = asyncio.get_running_loop().time()
+        self._tell_refusal(donor, f"sent nothing of that name when asked for it: {reason}", now)
 
     async def _forget_blobs(self, blobs: tuple[Digest, ...]) -> None:
         try:
