@@ -66,7 +66,6 @@ class Averaging:
     ) -> None:
         """In the loop it will run in. trainer: held, at the keeper's state. conveyor: of a run with several stages.
         disk: one thread; what is written there is written in order."""
-        self._me = presence.me
         self._run_id = manifest.run_id
         self._transport = presence.transport
         self._trainer = trainer

@@ -100,12 +100,6 @@ class Fetch:
             for index in resumed[1]:
                 self._hold(index)
 
-    @property
-    def held_bytes(self) -> int:
-        """Of chunks that are here and right."""
-        spans = (self._span(index) for index, chunk in enumerate(self._chunks) if chunk.is_held)
-        return sum(stop - start for start, stop in spans)
-
     def busy(self) -> list[PeerId]:
         return [peer for peer, donor in self._donors.items() if donor.is_busy]
 

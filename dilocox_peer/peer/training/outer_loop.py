@@ -117,7 +117,6 @@ class OuterLoop:
         self._adoptions = 0
         self._is_held = True  # a peer starts with training held, until the rounds are at its head
         self._known_head = rounds.head  # the round machine's, as of the last certificate that reached us
-        self.merged_head: Digest = rounds.head
         self.merged_round = rounds.round
         self._base: Digest = rounds.head  # of what is being closed
         self._closing: tuple[int, int, float, float] = (
@@ -169,7 +168,7 @@ class OuterLoop:
                 self._waiting.clear()
                 self.lost = None
             case StateAdopted(head, round_number):
-                self.merged_head, self.merged_round, self._known_head = head, round_number, head
+                self.merged_round, self._known_head = round_number, head
                 self._offered_at = self._closed_at_s = None
             case AdoptionOver():
                 assert self._adoptions > 0, "no state was being fetched"
@@ -333,7 +332,7 @@ class OuterLoop:
         self.phase, apply = OuterPhase.IDLE, self._at_work
         assert apply is not None
         certificate, value = apply.certificate, apply.certificate.value
-        self.merged_head, self.merged_round = certificate.head, value.round
+        self.merged_round = value.round
         self._anchor = (certificate.head, merged.state_digest)
         exchange_s = None if self._closed_at_s is None else now - self._closed_at_s
         self._offered_at = self._closed_at_s = None
