@@ -374,7 +374,9 @@ class Downstream:
         if flight is None:
             return
         flight.asked.discard(peer)  # what it refused it has no answer to
-        if message.reason not in (NOT_FINITE, NOT_TAKEN) or self._failed(flight, peer):
+        # Before its body has left, that nothing comes of it is a word of 80 bytes.
+        is_nothing = message.reason in (NOT_FINITE, NOT_TAKEN) and self._has_body(flight)
+        if not is_nothing or self._failed(flight, peer):
             self._pause(peer, flight, is_leaving=message.reason == "leaving")
         self._move(flight, "refused")
 
@@ -404,7 +406,12 @@ class Downstream:
     @staticmethod
     def _has_it(flight: Flight) -> bool:
         """Whether we wait for its callee, and not it for us: for our forward, or for our upload limit."""
-        return flight.phase is CallPhase.RESERVED or (flight.phase is CallPhase.SENT and flight.due < math.inf)
+        return flight.phase is CallPhase.RESERVED or Downstream._has_body(flight)
+
+    @staticmethod
+    def _has_body(flight: Flight) -> bool:
+        """Whether its body has left for its callee."""
+        return flight.phase is CallPhase.SENT and flight.due < math.inf
 
     def give_up(self, lose: Callable[[Flight], None]) -> None:
         """Those that are hopeless: else each would be tried at every callee for ever, and hold the version that it is bound to."""

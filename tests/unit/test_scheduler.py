@@ -604,6 +604,23 @@ def test_a_micro_batch_whose_gradients_are_unlike_at_two_callees_goes_back_to_it
     assert not bench.machine.callers.flights
 
 
+@pytest.mark.parametrize("held", ["before its slot", "before its body"])
+def test_what_a_callee_has_no_body_of_it_cannot_say_to_come_to_nothing(held: str) -> None:
+    """Two callees that lie ended micro-batches with eighty bytes each, and without the upload."""
+    bench = origin().link(DOWN2)
+    bench.holds_bodies = True
+    id_, callee, call = bench.begin()
+    bench.feed(ForwardDone(id_, b"y", 0.1))
+    for _ in range(2):
+        if held == "before its body":
+            ((_, step),) = bench.get(callee, SlotGrant(*id_, call))
+            assert isinstance(step, Step)
+        bench.get(callee, Refuse(*id_, call, "not finite"))
+        assert id_ in bench.machine.own
+        callee = DOWN2 if callee == DOWN else DOWN
+    assert (callee, Reserve(*id_, call, 0)) in bench.tick(1.5), "left alone for a second, as for any refusal"
+
+
 def test_a_bad_micro_batch_costs_no_callee_its_next_ones() -> None:
     """Somebody who begins one now and then had both callees left alone for a second, or for eight times as long as they had kept it."""
     bench = origin().link(DOWN2)
