@@ -55,6 +55,7 @@ from dilocox_peer.wire.hops import (
 MAX_CHECKS = 2  # under way: each holds an output and a gradient
 HOPELESS = 2  # callees that come to nothing with a micro-batch
 HOPELESS_ALONE = 3  # answers of the only callee that cannot be one
+WAITS = 8  # times refused_s, for a callee that takes what has come to nothing elsewhere
 MAX_REMEMBERED = 512  # callees that were late, linked or not
 LONGEST = 8  # times as long as another callee has for the same, and overdue_start_s more: whatever it says meanwhile
 
@@ -77,7 +78,7 @@ class Downstream:
         self._late: OrderedDict[PeerId, tuple[int, float]] = (
             OrderedDict()
         )  # how often, and until when each is avoided: a new link forgives nothing
-        self._hopeless: list[Flight] = []  # two callees, or the only one, came to nothing with them
+        self._hopeless: list[Flight] = []  # two callees, or the only one that takes work, came to nothing with them
         self._outcomes = Outcomes()  # of callees
         self.resent = 0
         self.duplicates = 0
@@ -93,13 +94,23 @@ class Downstream:
 
     def _reserve(self, flight: Flight, *, exclude: tuple[PeerId, ...]) -> None:
         desk, known = self._desk, self._known
+        if len(known.callees) >= HOPELESS:
+            exclude = (*exclude, *flight.failed_at)
         peer, _ = choose(known.callees, known.plan, now=desk.now, window=known.window, exclude=exclude)
         flight.phase_since = desk.now
         if peer is None:
             flight.phase, flight.callee = CallPhase.PARKED, None
             flight.due = desk.now + desk.timing.refused_s
+            if self._is_left_over(flight):
+                self._hopeless.append(flight)
             return
         self._ask(flight, peer)
+
+    def _is_left_over(self, flight: Flight) -> bool:
+        """Whether it came to nothing at a callee a while ago, and all others refuse whatever they are asked for: no better than the only one."""
+        if self._desk.now < flight.failed_since + WAITS * self._desk.timing.refused_s:
+            return False
+        return len(self._known.callees) >= HOPELESS and not self._untried(flight)
 
     def _ask(self, flight: Flight, peer: PeerId) -> None:
         """For a slot."""
@@ -134,6 +145,10 @@ class Downstream:
         """Those that may be asked now, but for peer."""
         now = self._desk.now
         return [each for other, each in self._known.callees.items() if other != peer and each.avoid_until <= now]
+
+    def _untried(self, flight: Flight) -> list[Callee]:
+        """Those of the others at which it has not come to nothing."""
+        return [each for each in self._others(flight.callee) if each.peer not in flight.failed_at]
 
     def send_granted(self, flight: Flight) -> None:
         """Its forward is done: the output goes out, if there is a slot for it."""
@@ -282,8 +297,8 @@ class Downstream:
         is_at_end = desk.now >= self._end_of_patience(flight)
         if is_at_end:
             self._shun(callees[peer])
-        has_had_its_time = is_at_end or flight.is_probed or flight.probes >= desk.timing.patient_probes
-        if has_had_its_time and self._others(peer):
+        has_had_its_time = flight.is_probed or flight.probes >= desk.timing.patient_probes
+        if is_at_end or (has_had_its_time and self._untried(flight)):
             flight.moves += 1
             flight.probes = 0
             desk.send(peer, Cancel(*flight.id, flight.call))
@@ -397,9 +412,11 @@ class Downstream:
         is_usual = self._outcomes.fruitless(peer)
         if flight.checked is None:
             flight.failed_at.add(peer)
+            flight.failed_since = min(flight.failed_since, self._desk.now)
             flight.failures += 1
             is_everywhere = len(self._known.callees) < HOPELESS and flight.failures >= tries
-            if is_everywhere or len(flight.failed_at) >= HOPELESS:
+            # More at one callee are of a second that comes and goes meanwhile.
+            if is_everywhere or len(flight.failed_at) >= HOPELESS or flight.failures >= HOPELESS_ALONE:
                 self._hopeless.append(flight)
         return is_usual
 

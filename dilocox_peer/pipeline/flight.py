@@ -12,6 +12,7 @@ Meanwhile its call downstream goes PARKED -> RESERVED -> GRANTED -> SENT, and ba
 is overdue or gone.
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -80,6 +81,7 @@ class Flight:
     failed_at: set[PeerId] = field(
         default_factory=set
     )  # callees that came to nothing with it, or did not take it, or whose answer we did not
+    failed_since: float = math.inf  # the first of them
     failures: int = 0
     checked: tuple[PeerId, Body] | None = None  # it asks a second callee: who answered first, and what
 

@@ -25,7 +25,7 @@ FIRST_SEED = {
     "a body without a grant": 0,
     "a slot never freed": 0,
     "calls lost with the dead": 1,
-    "the slot of a refused body kept": 15,
+    "the slot of a refused body kept": 23,
     "calls lost whose answer was refused": 9,
     "activations never released": 4,
 }

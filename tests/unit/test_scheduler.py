@@ -604,6 +604,93 @@ def test_a_micro_batch_whose_gradients_are_unlike_at_two_callees_goes_back_to_it
     assert not bench.machine.callers.flights
 
 
+class Poisoned:
+    """A micro-batch whose gradient is too strong at whoever computes it; one callee has just answered, and the other is asked."""
+
+    def __init__(self) -> None:
+        self.bench = middle().link(DOWN2)
+        self.bench.take(1)
+        self.id, self.failed, self.call = self.bench.call()
+        self.other = DOWN2 if self.failed == DOWN else DOWN
+        self.reserve = Reserve(*self.id, self.call, 0)
+        assert self.fails() == [(self.failed, Cancel(*self.id, self.call)), (self.other, self.reserve)]
+
+    def fails(self) -> list[tuple[PeerId, HopMessage]]:
+        return self.bench.says(GradRefused(self.failed, Grad(*self.id, self.call, 1.0, 0), is_unlike=True))
+
+    def is_given_up(self, said: list[tuple[PeerId, HopMessage]]) -> bool:
+        return (UP, Refuse(*self.id, 1, "not finite")) in said
+
+
+@pytest.mark.parametrize("reason", ["paused", "leaving", "too many", "no slot"])
+def test_what_comes_to_nothing_at_the_one_callee_that_takes_work_goes_back(reason: str) -> None:
+    """It went round between that one and one that had paused, for ever, and cost the honest one its link again and again."""
+    poisoned = Poisoned()
+    said: list[tuple[PeerId, HopMessage]] = [(poisoned.other, poisoned.reserve)]
+    for _ in range(60):
+        assert (poisoned.failed, poisoned.reserve) not in said
+        asked, said = said, []
+        if (poisoned.other, poisoned.reserve) in asked:
+            said += poisoned.bench.get(poisoned.other, Refuse(*poisoned.id, poisoned.call, reason))
+        said += poisoned.bench.tick(0.5)
+        if poisoned.is_given_up(said):
+            break
+    assert 6.0 < poisoned.bench.now < 12.0, "not before the other has had some seconds to take it"
+
+
+def test_what_one_callee_comes_to_nothing_with_waits_for_another_that_is_busy() -> None:
+    """Whatever comes of others meanwhile, and however long the line is: the first one may be what is bad."""
+    poisoned = Poisoned()
+    bench, id_, call, other = poisoned.bench, poisoned.id, poisoned.call, poisoned.other
+    bench.get(other, Refuse(*id_, call, "left its slots unused"))
+    bench.now += 0.5
+    bench.take(2)
+    id_of_next, callee, next_call = bench.call()
+    assert callee == poisoned.failed
+    said = bench.get(callee, Grad(*id_of_next, next_call, 1.0, 0), b"g")
+    assert poisoned.reserve not in [message for _, message in said]
+    assert (other, poisoned.reserve) in bench.tick(1.1)
+    for _ in range(20):
+        bench.get(other, SlotWait(*id_, call, 3))
+        assert (poisoned.failed, poisoned.reserve) not in bench.tick(1.0)
+    ((_, step),) = bench.get(other, SlotGrant(*id_, call))
+    assert isinstance(step, Step)
+    bench.get(other, Grad(*id_, call, 1.0, 0), b"g")
+    assert bench.work()[0] == Backward(id_, 0, b"g", 1.0)
+
+
+def test_what_came_to_nothing_keeps_its_place_in_the_line_of_the_other_callee() -> None:
+    """One that is slow to say that it waits was told to forget it, for a callee that it does not go to again."""
+    poisoned = Poisoned()
+    said: list[tuple[PeerId, HopMessage]] = []
+    while not said:
+        said = poisoned.bench.tick(1.0)
+    assert said == [(poisoned.other, poisoned.reserve)], "asked whether it still knows it"
+    assert (poisoned.other, Cancel(*poisoned.id, poisoned.call)) not in poisoned.bench.tick(10.0)
+
+
+def test_a_callee_that_only_lets_wait_what_came_to_nothing_elsewhere_has_it_no_longer_than_anything() -> None:
+    poisoned = Poisoned()
+    said: list[tuple[PeerId, HopMessage]] = []
+    while not poisoned.is_given_up(said):
+        assert poisoned.bench.now < 600.0
+        said = poisoned.bench.get(poisoned.other, SlotWait(*poisoned.id, poisoned.call, 3)) + poisoned.bench.tick(1.0)
+        assert (poisoned.failed, poisoned.reserve) not in said
+
+
+def test_another_callee_that_comes_and_goes_does_not_keep_what_comes_to_nothing_alive() -> None:
+    poisoned = Poisoned()
+    bench = poisoned.bench
+    said: list[tuple[PeerId, HopMessage]] = []
+    for _ in range(2):
+        assert not poisoned.is_given_up(said)
+        assert (poisoned.failed, poisoned.reserve) in bench.says(Unlinked(poisoned.other))
+        bench.get(poisoned.failed, SlotGrant(*poisoned.id, poisoned.call))
+        bench.link(poisoned.other)
+        said = poisoned.fails()
+    assert poisoned.is_given_up(said)
+
+
 @pytest.mark.parametrize("held", ["before its slot", "before its body"])
 def test_what_a_callee_has_no_body_of_it_cannot_say_to_come_to_nothing(held: str) -> None:
     """Two callees that lie ended micro-batches with eighty bytes each, and without the upload."""
