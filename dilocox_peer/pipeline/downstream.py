@@ -409,7 +409,7 @@ class Downstream:
     def _failed(self, flight: Flight, peer: PeerId, *, tries: int = 1) -> bool:
         """Nothing came of it there, or nothing that we take: whether that is so of most that peer has of us. Else it is the micro-batch, of which
         nothing will come elsewhere either. tries: that the only callee has."""
-        is_usual = self._outcomes.fruitless(peer)
+        is_usual = not flight.is_doubted and self._outcomes.fruitless(peer)
         if flight.checked is None:
             flight.failed_at.add(peer)
             flight.failed_since = min(flight.failed_since, self._desk.now)

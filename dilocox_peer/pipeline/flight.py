@@ -83,6 +83,7 @@ class Flight:
     )  # callees that came to nothing with it, or did not take it, or whose answer we did not
     failed_since: float = math.inf  # the first of them
     failures: int = 0
+    is_doubted: bool = False  # most of its caller's come to nothing
     checked: tuple[PeerId, Body] | None = None  # it asks a second callee: who answered first, and what
 
 

@@ -30,6 +30,7 @@ from dilocox_peer.wire.hops import (
 )
 
 MAX_OUTSTANDING = 256  # calls of one caller that hold or await a slot, without bodies about 100 KB; more are refused
+MOSTLY_NOTHING = "most of it came to nothing"  # a Refuse says, of its caller's micro-batches
 MAX_REMEMBERED = 512  # callers that left slots unused, linked or not
 SENT_AGAIN_AFTER_S = 15.0  # after so long without a word a link is lost, and with it what was on its way
 MOST_PATIENCE = (
@@ -154,7 +155,7 @@ class Upstream:
 
     def lose(self, flight: Flight) -> None:
         """Nothing comes of it, here or behind us. A caller of which most is so gets no slot for a while, so that what it began with holds nobody up; whoever
-        passes on what others begin with gets them as long as it has honest work beside it."""
+        passes on what others begin with gets them as long as it has honest work beside it. What it has here and is not begun goes at once."""
         key = flight.key
         if key is None or key not in self.flights:
             return
@@ -167,8 +168,24 @@ class Upstream:
             self._fruitless.move_to_end(caller)
             while len(self._fruitless) > MAX_REMEMBERED:
                 self._fruitless.popitem(last=False)
+            self._put_out(caller)
         self._expel(flight, NOT_FINITE)
         self.grant()
+
+    def _put_out(self, caller: PeerId) -> None:
+        """What of its is not begun goes: granted and sent on, a line of it would cost honest callees their name. What is begun says nothing of them."""
+        for flight in [each for key, each in self.flights.items() if key[0] == caller]:
+            if flight.state in (State.WAITING, State.GRANTED, State.READY):
+                self._expel(flight, MOSTLY_NOTHING)
+            else:
+                flight.is_doubted = True
+
+    def _is_out(self, caller: PeerId) -> bool:
+        return self._desk.now < self._fruitless.get(caller, float("-inf"))
+
+    def is_doubted(self, id_: MicroBatchId) -> bool:
+        """Whether it is a caller's of which most comes to nothing: then that this one does says nothing of its callee."""
+        return any(flight.is_doubted and flight.id == id_ for flight in self.flights.values())
 
     def _expel(self, flight: Flight, reason: str) -> None:
         assert flight.key is not None
@@ -197,8 +214,8 @@ class Upstream:
         if self._desk.now < self._unused.get(peer, (0, float("-inf")))[1]:
             self._desk.send(peer, Refuse(*message.id, message.call, "left its slots unused"))
             return
-        if self._desk.now < self._fruitless.get(peer, float("-inf")):
-            self._desk.send(peer, Refuse(*message.id, message.call, "most of it came to nothing"))
+        if self._is_out(peer):
+            self._desk.send(peer, Refuse(*message.id, message.call, MOSTLY_NOTHING))
             return
         if self._slots.outstanding(peer) >= self._most_outstanding:
             self._desk.send(peer, Refuse(*message.id, message.call, "too many"))
@@ -242,7 +259,8 @@ class Upstream:
                 return
         if flight is None or flight.state is State.WAITING or flight.id != message.id or body is None:
             self._desk.send(peer, Refuse(*message.id, message.call, "no slot"))
-            if not self.is_leaving:  # then it may have been on its way when we took its slot back
+            # Else it may have been on its way when we took its slot back.
+            if not self.is_leaving and not self._is_out(peer):
                 self._desk.blame(peer, "a body without a slot")
             return
         if flight.state is not State.GRANTED:

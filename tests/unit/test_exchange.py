@@ -179,6 +179,32 @@ def test_a_caller_of_which_most_is_too_strong_breaks_the_protocol(middle: Middle
         send(24)
 
 
+def test_what_of_a_hostile_callers_micro_batches_is_too_strong_ends_no_callees_link(middle: MiddlePeer):
+    """Each callee's is: once most of that caller's have come to nothing, the callee's own record is left alone."""
+    body = BodyFormat.of(manifest_of(4, schedule="carry"))
+    strong = body.pack_hidden(50 * torch.ones(body.batch, body.tokens, body.width))
+
+    def begin(caller: str, index: int) -> Grad:
+        id_ = middle.receive(caller, index, index)
+        while id_ not in {message.id for _, message in middle.sent if isinstance(message, Reserve)}:
+            assert middle.loop.train_on()
+            middle.flush()
+        call = middle.granted(id_)
+        middle.flush()
+        return Grad(*id_, call, 1.0, 0)
+
+    for index in range(5):
+        middle.hear("z", begin("b", index), middle.gradient)
+    begun = [begin("a", index) for index in range(5, 12)]
+    for grad in begun:
+        middle.hear("z", grad, strong)
+    assert not any(middle.bench.is_doubted(grad.id) for grad in begun), "all were given up"
+    middle.hear("z", begin("b", 12), strong)
+    grad = begin("b", 13)
+    with pytest.raises(ProtocolError, match="a gradient of strength"):
+        middle.hear("z", grad, strong)
+
+
 def test_gradients_that_were_halved_otherwise_are_compared_as_they_came(
     middle: MiddlePeer, monkeypatch: pytest.MonkeyPatch
 ):

@@ -746,6 +746,48 @@ def test_a_caller_of_which_most_comes_to_nothing_gets_no_slot_for_a_while() -> N
     assert bench.get(UP, asked) == [(UP, SlotGrant(*id_of(9), 9))]
 
 
+def flagged() -> tuple[Bench, list[HopAction], tuple[MicroBatchId, PeerId, int]]:
+    """A caller of which four have just come to nothing; a fifth is at the callee, a sixth is ready, more are granted or wait. What was said, and the fifth's call."""
+    bench = middle(max_slots=10).link(UP2)
+    calls = []
+    for index in range(5):
+        bench.take(index)
+        calls.append(bench.call())
+    bench.take(5)
+    for index in range(6, 12):
+        bench.get(UP, Reserve(*id_of(index), index, 0))
+    assert 0 < bench.machine.waiting < 6
+    bench.get(UP2, Reserve(*id_of(0, UP2), 0, 0))
+    actions: list[HopAction] = []
+    for id_, callee, call in calls[:4]:
+        actions = bench.feed(HopReceived(callee, Refuse(*id_, call, "not taken")))
+    return bench, actions, calls[4]
+
+
+def test_what_a_caller_of_which_most_comes_to_nothing_has_in_the_line_goes_with_it() -> None:
+    """It was granted and sent on, for as long as the line was: up to 256, of which each cost honest callees their name."""
+    bench, actions, _ = flagged()
+    said = [(action.peer, action.message) for action in actions if isinstance(action, HopSend)]
+    refused = [message.call for peer, message in said if peer == UP and isinstance(message, Refuse)]
+    assert sorted(refused) == [3, *range(5, 12)], "the fourth that failed, and all that is not begun"
+    assert not [message for peer, message in said if peer == UP and isinstance(message, SlotGrant)]
+    assert set(bench.machine.callers.flights) == {(UP, 4), (UP2, 0)}
+    assert bench.work() == (None, [])
+    assert bench.get(UP, Step(*id_of(6), 6, 0, 4), b"x") == [(UP, Refuse(*id_of(6), 6, "no slot"))]
+    assert bench.machine.protocol_errors == 0, "it was on its way"
+
+
+def test_what_else_of_such_a_caller_comes_to_nothing_is_no_mark_of_the_callee() -> None:
+    """Whoever is left with honest callers beside hostile ones had most of their answers refused."""
+    bench, _, (id_, callee, call) = flagged()
+    assert bench.machine.callers.is_doubted(id_)
+    bench.tick(1.5)
+    bench.get(callee, Refuse(*id_, call, "not taken"))
+    assert not bench.machine.callers.is_doubted(id_)
+    bench.take(1, UP2, origin=UP2)
+    assert bench.call()[1] == callee, "it is asked at once"
+
+
 def test_a_caller_with_a_slow_line_keeps_its_slots_while_its_bodies_come() -> None:
     """It had all its slots granted at once, and a body takes it 50 s: from the third on they were taken back, and it was told off."""
     bench = last(max_slots=16)

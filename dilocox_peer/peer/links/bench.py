@@ -80,6 +80,11 @@ class Bench:
         with self._lock:
             return self._scheduler.awaited(peer, message)
 
+    def is_doubted(self, micro_batch: MicroBatchId) -> bool:
+        """Whether it is a caller's of which most comes to nothing."""
+        with self._lock:
+            return self._scheduler.callers.is_doubted(micro_batch)
+
     def take_in(self, happened: contract.HopInput) -> None:
         """Lets the scheduler know."""
         with self._lock:

@@ -101,11 +101,13 @@ class Exchange:
                 reason, halvings = self._compared(peer, last, body)
                 is_unlike = reason is not None
             if reason is not None:
+                is_anothers = False  # the doing of whoever began it, as far as anybody can tell
                 if isinstance(last, Step):
                     self._bench.take_in(contract.StepRefused(peer, last))
                 else:
+                    is_anothers = self._bench.is_doubted(last.id)  # before it is given up
                     self._bench.take_in(contract.GradRefused(peer, last, is_unlike))
-                if is_unlike and not self._likes.fruitless(peer):
+                if is_unlike and (is_anothers or not self._likes.fruitless(peer)):
                     self._tell_unlike(peer, reason)
                     return
                 raise ProtocolError(peer, reason)
