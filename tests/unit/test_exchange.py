@@ -233,6 +233,33 @@ def test_gradients_that_were_halved_otherwise_are_compared_as_they_came(
     assert taken[-1] == contract.Compared(PeerId("y"), PeerId("x"), 1.0)
 
 
+def test_what_was_halved_in_an_earlier_answer_says_nothing_of_the_next(
+    middle: MiddlePeer, monkeypatch: pytest.MonkeyPatch
+):
+    """An honest callee's second answer for one micro-batch, equal to another's, agreed by a half or a quarter."""
+    taken: list[contract.HopInput] = []
+    actions = deque[contract.HopAction]()
+    body = BodyFormat.of(manifest_of(4, schedule="carry"))
+    strong = body.pack_hidden(6 * torch.ones(body.batch, body.tokens, body.width))
+    id_ = MicroBatchId(PeerId("head"), 1, 7)
+    monkeypatch.setattr(middle.bench, "awaited", lambda _peer, _message: middle.activations)
+    monkeypatch.setattr(middle.bench, "take_in", taken.append)
+    monkeypatch.setattr(middle.bench, "take_actions", lambda: actions)
+    for peer in ("y", "x"):
+        for index in range(4):
+            middle.hear(peer, Grad(*MicroBatchId(PeerId("head"), 1, index), 1, 1.0, 0), middle.gradient)
+    middle.hear("y", Grad(*id_, 1, 1.0, 0), strong)
+    taken.clear()
+    for peer in ("y", "x"):
+        middle.hear(peer, Grad(*id_, 2, 1.0, 0), middle.gradient)
+    one, other = (event.body for event in taken if isinstance(event, contract.HopReceived))
+    assert one is not None
+    assert other is not None
+    actions.append(contract.Compare(PeerId("y"), PeerId("x"), one, other, id_))
+    middle.flush()
+    assert taken[-1] == contract.Compared(PeerId("y"), PeerId("x"), 1.0)
+
+
 def test_activations_that_are_strong_are_taken_at_half(middle: MiddlePeer, monkeypatch: pytest.MonkeyPatch):
     body, carried = BodyFormat.of(manifest_of(3, schedule="carry")), list[bytes]()
 

@@ -113,10 +113,6 @@ class Exchange:
                 raise ProtocolError(peer, reason)
             if halvings:
                 body = memoryview(self._body.halved(body, halvings))
-                if isinstance(last, Grad):
-                    self._halvings[peer, last.id] = halvings
-                    while len(self._halvings) > MAX_HALVED:
-                        self._halvings.popitem(last=False)
         elif len(body):
             raise ProtocolError(peer, f"{len(body)} bytes behind a message that has none")
         self.traffic.received += len(raw) + len(body)
@@ -152,7 +148,18 @@ class Exchange:
         if (reason := likeness.why_not(peer, strength, now, about=about)) is not None:
             return reason, 0
         self._likes.fruitful(peer)
-        return None, likeness.halvings(peer, strength, now)
+        halvings = likeness.halvings(peer, strength, now)
+        if isinstance(message, Grad):
+            self._remember_halvings(peer, message.id, halvings)
+        return None, halvings
+
+    def _remember_halvings(self, peer: PeerId, micro_batch: MicroBatchId, halvings: int) -> None:
+        """Of its last answer that was awaited: it may have answered another call for the same micro-batch before."""
+        self._halvings.pop((peer, micro_batch), None)
+        if halvings:
+            self._halvings[peer, micro_batch] = halvings
+            while len(self._halvings) > MAX_HALVED:
+                self._halvings.popitem(last=False)
 
     def _tell_unlike(self, peer: PeerId, reason: str) -> None:
         now = time.monotonic()
