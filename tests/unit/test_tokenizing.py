@@ -167,7 +167,7 @@ def test_a_shard_that_is_gone_or_cut_short_is_made_again(tmp_path, source, damag
 )
 def test_a_process_that_is_killed_or_hangs_ends_the_work_in_one_line(tmp_path, source, number, says, monkeypatch):
     monkeypatch.setattr("dilocox_peer.data.tokenizing._BATCH_BYTES", 10_000)
-    monkeypatch.setattr("dilocox_peer.data.tokenizing.ENCODE_S", 60.0 if number == signal.SIGKILL else 1.0)
+    monkeypatch.setattr("dilocox_peer.data.encoders.ENCODE_S", 60.0 if number == signal.SIGKILL else 1.0)
 
     def hit(made):
         for child in multiprocessing.active_children():
