@@ -5,10 +5,11 @@ often it was interrupted. What is done lies in the folder: the shards, each whol
 documents again, passes over those that are in a shard, and goes on.
 """
 
+import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,6 +133,7 @@ class _Work:
         self._order = order
         self._refused = refused
         self._progress = progress
+        self._force = force
         self._settings = order.settings()
         self._tokenizer = order.make_tokenizer()
         self._chat = chat
@@ -142,17 +144,27 @@ class _Work:
         self._text_bytes = self._documents = 0
 
     def run(self) -> Catalogue:
+        try:
+            return self._make()
+        except _OtherDocuments:
+            if not self._force:
+                raise
+        self._forget()
+        self._written = []
+        self._resumed = self._text_bytes = self._documents = 0
+        return self._make()
+
+    def _make(self) -> Catalogue:
         order = self._order
-        sides: dict[tuple[bool, int], _Side] = {}
-        for each in self._written:
-            key = each.shard.held_out, each.shard.times
-            sides.setdefault(key, _Side(*key)).read = each.read
-        documents = self._new_documents({key: side.read for key, side in sides.items()})
+        last = {(each.shard.held_out, each.shard.times): each for each in self._written}
+        sides = {key: _Side(*key) for key in last}
+        documents = self._new_documents(sides, last)
         with Encoders(self._tokenizer, order.tokenizer, order.processes) as encoders:
             for batch, tokens in encoders.encoded(_batches(documents)):
                 for document, (ids, counts) in zip(batch, tokens, strict=True):
                     key = self._side_of(document)
                     side = sides.setdefault(key, _Side(*key))
+                    side.came(document.key)
                     ids = ids.astype(self._tokenizer.dtype, copy=False)
                     if counts is None:
                         side.add(bounded(self._tokenizer, ids), len(document.data), None)
@@ -175,15 +187,25 @@ class _Work:
         whole = np.concatenate([np.array(before, ids.dtype), ids, np.array(behind, ids.dtype)])
         return whole, text_bytes, np.pad(counts, (len(before), len(behind)))
 
-    def _new_documents(self, passed_over: dict[tuple[bool, int], int]) -> Iterator[Document]:
+    def _new_documents(
+        self, sides: Mapping[tuple[bool, int], "_Side"], last: Mapping[tuple[bool, int], "_Written"]
+    ) -> Iterator[Document]:
+        """Those that are in no shard yet. last: the newest shard of each side. Raises _OtherDocuments where others come than those that the
+        shards were made of."""
+        to_pass = {key: each.read for key, each in last.items()}
         for document in self._mixed():
             self._text_bytes += len(document.data)
             self._documents += 1
             key = self._side_of(document)
-            if passed_over.get(key):
-                passed_over[key] -= 1
+            if not to_pass.get(key):
+                yield document
                 continue
-            yield document
+            to_pass[key] -= 1
+            sides[key].came(document.key)
+            if not to_pass[key] and sides[key].keys != last[key].keys:
+                raise _OtherDocuments(self._order.out)
+        if any(to_pass.values()):
+            raise _OtherDocuments(self._order.out)
 
     def _mixed(self) -> Iterator[Document]:
         """Documents of all paths, those that the mix leaves out left out."""
@@ -211,10 +233,10 @@ class _Work:
             times=side.times,
             counts=side.counts if self._order.chat is not None else None,
         )
-        self._written.append(_Written(shard, side.read))
+        self._written.append(_Written(shard, side.read, side.keys))
         state = {
             "settings": self._settings,
-            "written": [[each.shard.model_dump(), each.read] for each in self._written],
+            "written": [[each.shard.model_dump(), each.read, each.keys] for each in self._written],
         }
         replace_file(self._order.out / PROGRESS_FILE, [json.dumps(state).encode()])
         side.clear()
@@ -230,7 +252,9 @@ class _Work:
             return []
         try:
             state = json.loads(path.read_bytes())
-            written = [_Written(Shard.model_validate(shard), int(read)) for shard, read in state["written"]]
+            written = [
+                _Written(Shard.model_validate(shard), int(read), str(keys)) for shard, read, keys in state["written"]
+            ]
             is_same = state["settings"] == self._settings
         except (ValueError, KeyError, TypeError, RecursionError):
             is_same, written = False, []
@@ -285,18 +309,30 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """read: documents of its side that are in it or in an earlier shard, or had no tokens."""
+    """read: documents of its side that are in it or in an earlier shard, or had no tokens. keys: the hash of their keys, hex."""
 
     shard: Shard
     read: int
+    keys: str
+
+
+class _OtherDocuments(ConfigError):
+    """The shards that are there were made of other documents than those that are read now."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(
+            f"{out} holds unfinished shards of other documents (a file could be read now or could not): pass --force to"
+            " begin anew, or another --out"
+        )
 
 
 class _Side:
-    """Documents of the shard that comes next, to train on (so many times an epoch) or held out. read: how many came until now."""
+    """Documents of the shard that comes next, to train on (so many times an epoch) or held out. read: how many came until now;
+    keys: the hash of their keys, in that order."""
 
     def __init__(self, held_out: bool, times: int) -> None:
         self.held_out, self.times = held_out, times
-        self.read = 0
+        self.read, self.keys = 0, ""
         self.clear()
 
     def clear(self) -> None:
@@ -304,8 +340,11 @@ class _Side:
         self.counts: list[Counts] = []
         self.num_tokens = self.text_bytes = 0
 
-    def add(self, ids: Ids, text_bytes: int, counts: Counts | None) -> None:
+    def came(self, key: str) -> None:
         self.read += 1
+        self.keys = hashlib.sha256((self.keys + key).encode()).hexdigest()
+
+    def add(self, ids: Ids, text_bytes: int, counts: Counts | None) -> None:
         for start in range(0, len(ids), MAX_DOCUMENT_TOKENS):  # a normalizer can make much of little text
             self.documents.append(ids[start : start + MAX_DOCUMENT_TOKENS])
             if counts is not None:

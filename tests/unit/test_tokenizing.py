@@ -30,6 +30,7 @@ from dilocox_peer.data.allotment import Stretch
 from dilocox_peer.data.catalogue import CATALOGUE_FILE, UNIT_TOKENS, catalogue_of, read_catalogue
 from dilocox_peer.data.row import UnitRow
 from dilocox_peer.data.shards import ShardFolders, held_out_of
+from dilocox_peer.data.sources import documents_of
 from dilocox_peer.data.tokenizer import ByteTokenizer, JsonTokenizer
 from dilocox_peer.data.tokenizing import PROGRESS_FILE, Order, make_shards
 from dilocox_peer.errors import ConfigError
@@ -227,6 +228,46 @@ def test_other_files_or_settings_do_not_go_on_with_it(tmp_path, source):
         made(source, out)
     make_shards(order(source, out), refused=pytest.fail, force=True)
     assert contents(out) == contents(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_first_closed"),
+    [("b.jsonl", True), ("b.jsonl", False), ("c.jsonl", False)],
+    ids=["comes back", "goes", "the last goes"],
+)
+def test_work_begun_on_other_documents_is_not_gone_on_with(tmp_path, monkeypatch, name, is_first_closed):
+    """A file that cannot be read is left out. Where that changed in between, other documents were passed over than those in the shards:
+    some came into none, others into two."""
+    monkeypatch.setattr("dilocox_peer.data.tokenizing._BATCH_BYTES", 5_000)
+    paths = tuple(tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
+    for number, path in enumerate(paths):
+        texts = TEXTS[100 * number :][:100]
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    closed = {tmp_path / name} if is_first_closed else set[Path]()
+    monkeypatch.setattr(
+        "dilocox_peer.data.tokenizing.documents_of",
+        lambda files, reading: iter(()) if closed & set(files) else documents_of(files, reading),
+    )
+    work = dataclasses.replace(
+        order(paths[0], tmp_path / "out", tokenizer=None, eos="", shard_tokens=8_000), paths=paths
+    )
+    interrupted(work, 28 if name == "c.jsonl" else 12)
+    closed ^= {tmp_path / name}
+    with pytest.raises(ConfigError, match=r"holds unfinished shards of other documents \(a file could be read now or"):
+        make_shards(work, refused=pytest.fail)
+    make_shards(work, refused=pytest.fail, force=True)
+    make_shards(dataclasses.replace(work, out=tmp_path / "whole"), refused=pytest.fail)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_shards_begun_without_the_hash_of_their_documents_are_not_gone_on_with(tmp_path, source, monkeypatch):
+    monkeypatch.setattr("dilocox_peer.data.tokenizing._BATCH_BYTES", 10_000)
+    interrupted(order(source, tmp_path / "out"), 2)
+    path = tmp_path / "out" / PROGRESS_FILE
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps(state | {"written": [each[:2] for each in state["written"]]}))
+    with pytest.raises(ConfigError, match="holds unfinished shards of other files or settings: pass --force"):
+        made(source, tmp_path / "out")
 
 
 def test_too_few_documents_and_a_full_disk_are_told_in_one_line(tmp_path, source, monkeypatch):
