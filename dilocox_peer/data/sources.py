@@ -38,7 +38,7 @@ CUT_BYTES = 1 << 20
 interpreter for long, and a dump of everything in one file can be split."""
 
 _ROWS = 256  # of a table at a time
-_TOLD = 3  # conversations of a file that are left out with a line each
+_TOLD = 3  # lines or conversations of a file that are left out with a line each
 _BLOCK_BYTES = 1 << 20
 _PACKED_BYTES = 1 << 12  # of zstd at a time: what it unpacks to is bounded by nothing else
 _MAX_LINE_BYTES = 64 << 20
@@ -93,13 +93,13 @@ def library_documents() -> list[Document]:
 
 
 LeftOut = Callable[[str], None]
-"""Told of a file that is left out: one line with the reason and the remedy."""
+"""Told of a file that is left out, or a part of one: one line with the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How files are read. column: the field of JSONL and parquet with the text. cut_bytes: longer documents are cut into several,
-    at lines; None: large text files are mapped whole. refused: None raises ConfigError at the first file that is no text. chat: what
+    at lines; None: large text files are mapped whole. refused: None raises ConfigError at the first file or line that is no text. chat: what
     writes conversations, in fields of JSONL, parquet or arrow files; those it cannot write are told to refused, a few of each file."""
 
     column: str = "text"
@@ -114,15 +114,19 @@ def documents_of(paths: Sequence[Path], reading: Reading = Reading()) -> Iterato
     Raises ConfigError that names the file and the remedy, OSError for what cannot be read.
     """
     for path in files_of(paths):
+        count = 0
         try:
-            yield from _documents_in(path, reading)
+            for document in _documents_in(path, reading):
+                count += 1
+                yield document
         except (ConfigError, OSError) as error:
             if reading.refused is None:
                 raise
             reason = (
                 str(error) if isinstance(error, ConfigError) else f"{path}: {(error.strerror or str(error)).lower()}"
             )
-            reading.refused(f"{' '.join(reason.split())}; left out")  # pyarrow's end with a line break
+            before = f"{count:,} document{'s' if count > 1 else ''} before that came in, the rest is " if count else ""
+            reading.refused(f"{' '.join(reason.split())}; {before}left out")  # pyarrow's end with a line break
 
 
 def files_of(paths: Sequence[Path]) -> Iterator[Path]:
@@ -155,38 +159,53 @@ def _documents_in(path: Path, reading: Reading) -> Iterator[Document]:
                 yield Document(_key(part), part)
 
 
+class _LeftOutOf:
+    """What is left out of a file, the file itself is not: the first few are told each with its reason, and how many they were in all."""
+
+    def __init__(self, path: Path, what: str, refused: LeftOut | None) -> None:
+        self._path, self._what, self._refused = path, what, refused
+        self.count = 0
+
+    def add(self, reason: str) -> None:
+        """Raises ConfigError where nobody is to be told."""
+        if self._refused is None:
+            raise ConfigError(reason)
+        self.count += 1
+        if self.count <= _TOLD:
+            self._refused(f"{reason}; left out")
+
+    def tell_all(self) -> None:
+        if self.count > _TOLD and self._refused is not None:
+            self._refused(f"{self._path}: {self.count} {self._what} in all were left out")
+
+
 def _conversations(path: Path, reading: Reading, chat: Writer) -> Iterator[Document]:
-    left_out = 0
-    for where, record in _records_in(path, reading.column, is_text=False):
+    left_out = _LeftOutOf(path, "conversations", reading.refused)
+    for where, record in _records_in(path, reading.column, left_out, is_text=False):
         try:
             text, answers = chat.written(record)
         except NoConversation as error:
-            left_out += 1
-            if reading.refused is None:
-                raise ConfigError(f"{where}: {error}") from None
-            if left_out <= _TOLD:
-                reading.refused(f"{where}: {error}; left out")
+            left_out.add(f"{where}: {error}")
             continue
         data = _utf8(text)
         yield Document(_key(data), data, answers)
-    if left_out > _TOLD and reading.refused is not None:
-        reading.refused(f"{path}: {left_out} conversations in all were left out")
+    left_out.tell_all()
 
 
-def _records_in(path: Path, column: str, *, is_text: bool) -> Iterator[tuple[str, Any]]:
+def _records_in(path: Path, column: str, left_out: _LeftOutOf, *, is_text: bool) -> Iterator[tuple[str, Any]]:
     """(where, what the column holds) of each record of a file that has some. Raises ConfigError for other files."""
     match path.suffixes[-2:]:
         case [*_, ".jsonl"]:
             with path.open("rb") as lines:
-                yield from _jsonl(_lines(lines, path), path, column)
+                yield from _jsonl(_lines(lines, path), path, column, left_out)
         case [*_, ".jsonl", ".gz"]:
             try:
                 with gzip.open(path) as lines:
-                    yield from _jsonl(_lines(lines, path), path, column)
+                    yield from _jsonl(_lines(lines, path), path, column, left_out)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise ConfigError(f"{path}: damaged gzip ({error}); fetch it again") from None
         case [*_, ".jsonl", ".zst"]:
-            yield from _jsonl_zst(path, column)
+            yield from _jsonl_zst(path, column, left_out)
         case [*_, ".parquet"]:
             yield from _tables(path, column, _parquet_columns, is_text=is_text)
         case [*_, ".arrow"]:
@@ -198,18 +217,28 @@ def _records_in(path: Path, column: str, *, is_text: bool) -> Iterator[tuple[str
 def _texts_in(path: Path, reading: Reading) -> Iterator[Text]:
     match path.suffixes[-2:]:
         case [*_, ".jsonl" | ".parquet" | ".arrow"] | [*_, ".jsonl", ".gz" | ".zst"]:
-            for where, text in _records_in(path, reading.column, is_text=True):
-                if not isinstance(text, str):
-                    raise ConfigError(
-                        f'{where}: no "{reading.column}" field with a string; every line needs one, --column names another'
-                    )
-                yield _utf8(text)
+            yield from _texts_of_records(path, reading)
         case _:
             _refuse_what_is_no_text(path)
             if reading.cut_bytes is None:
                 yield _read(path)
             else:
                 yield from _pieces(path, reading.cut_bytes)
+
+
+def _texts_of_records(path: Path, reading: Reading) -> Iterator[Text]:
+    left_out = _LeftOutOf(path, "lines", reading.refused)
+    is_empty, has_text = True, False
+    for where, text in _records_in(path, reading.column, left_out, is_text=True):
+        is_empty = False
+        if text is not None and not isinstance(text, str):
+            left_out.add(f'{where}: field "{reading.column}" holds no string; --column names another')
+        elif text:
+            has_text = True
+            yield _utf8(text)
+    if not has_text and (left_out.count or not is_empty):
+        raise ConfigError(f'{path}: no line has text in its field "{reading.column}"; --column names another')
+    left_out.tell_all()
 
 
 def _refuse_what_is_no_text(path: Path) -> None:
@@ -271,32 +300,35 @@ def _line_end(text: bytes, most: int) -> int:
     return most  # no UTF-8
 
 
-def _jsonl(lines: Iterable[bytes], path: Path, column: str) -> Iterator[tuple[str, Any]]:
+def _jsonl(lines: Iterable[bytes], path: Path, column: str, left_out: _LeftOutOf) -> Iterator[tuple[str, Any]]:
+    """A field that is not there is None."""
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield f"{path}:{number}", _field_of(line, column, where=f"{path}:{number}")
-
-
-def _field_of(line: bytes, column: str, *, where: str) -> Any:
-    try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON ({error}); every line of a .jsonl file is an object") from None
-    return record.get(column) if isinstance(record, dict) else None
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            left_out.add(f"{where}: not JSON ({error}); every line of a .jsonl file is an object")
+            continue
+        if isinstance(record, dict):
+            yield where, record.get(column)
+        else:
+            left_out.add(f"{where}: no object; every line of a .jsonl file is one")
 
 
 def _utf8(text: str) -> Text:
     return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)
 
 
-def _jsonl_zst(path: Path, column: str) -> Iterator[tuple[str, Any]]:
+def _jsonl_zst(path: Path, column: str, left_out: _LeftOutOf) -> Iterator[tuple[str, Any]]:
     try:
         import zstandard
     except ImportError:
         raise ConfigError(f"{path}: `pip install 'dilocox-peer[data]'` brings what reads zstd") from None
     try:
         with path.open("rb") as file:
-            yield from _jsonl(_lines(_Frames(file, zstandard.ZstdDecompressor()), path), path, column)
+            yield from _jsonl(_lines(_Frames(file, zstandard.ZstdDecompressor()), path), path, column, left_out)
     except (EOFError, zstandard.ZstdError) as error:
         raise ConfigError(f"{path}: damaged zstd ({error}); fetch it again") from None
 

@@ -140,8 +140,8 @@ def test_large_files_are_mapped_and_drawn_from(tmp_path, monkeypatch):
         ("empty.txt", "", "empty.txt: the file is empty"),
         ("short.txt", "short", "6 bytes are too few"),
         ("bad.jsonl", '{"text": "x"}\nnonsense\n', r"bad.jsonl:2: not JSON"),
-        ("bad.jsonl", '{"body": "x"}\n', r'bad.jsonl:1: no "text" field'),
-        ("bad.jsonl", "[1]\n", r'bad.jsonl:1: no "text" field'),
+        ("bad.jsonl", '{"body": "x"}\n', r'bad.jsonl: no line has text in its field "text"'),
+        ("bad.jsonl", "[1]\n", r"bad.jsonl:1: no object"),
     ],
 )
 def test_unusable_data_are_named_with_the_remedy(tmp_path, name, content, reason):

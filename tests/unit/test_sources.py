@@ -78,7 +78,13 @@ def test_the_same_documents_give_the_same_draws_and_the_same_held_out_tokens(tmp
         ("a.pdf", b"%PDF-1.7", "is a PDF document, no text; take it out, or convert it"),
         ("a.txt", "text".encode("utf-16"), "is UTF-16, no text; convert it: `iconv"),
         ("a.bin", b"text\x00text", "has NUL bytes, so it is no text"),
-        ("a.jsonl", b'{"text": 1}\n', 'a.jsonl:1: no "text" field with a string'),
+        ("a.jsonl", b'{"text": 1}\n', 'a.jsonl:1: field "text" holds no string; --column names'),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', "a.jsonl:2: no object; every line of a .jsonl file is one"),
+        (
+            "a.jsonl",
+            b'{"text": null}\n{"body": "a"}\n{"text": ""}\n',
+            'no line has text in its field "text"; --column names',
+        ),
         (
             "a.jsonl.gz",
             gzip.compress(b'{"text": "' + random.Random(0).randbytes(500).hex().encode() + b'"}', mtime=0)[:100],
@@ -150,6 +156,48 @@ def test_a_truncated_table_ends_nothing_where_others_are_sound(tmp_path):
     assert documents == TEXTS * 4 + TEXTS[1:]
     assert len(told) == 2
     assert all(line.endswith("; left out") for line in told)
+
+
+LINES = [json.dumps({"text": text}).encode() for text in TEXTS[:9]]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+def test_lines_that_are_no_documents_take_no_others_with_them(tmp_path, name):
+    bad = [b"nonsense", b"[1]", b'{"text": 1}', b'"a', b'{"text": ["a"]}']
+    raw = b"\n".join([*LINES[:3], *bad[:3], b'{"text": null}', b'{"other": 1}', *LINES[3:6], *bad[3:], *LINES[6:]])
+    pack = {"a.jsonl": bytes, "a.jsonl.gz": gzip.compress, "a.jsonl.zst": zstandard.compress}[name]
+    path = tmp_path / name
+    path.write_bytes(pack(raw))
+    told: list[str] = []
+    assert read(path, refused=told.append) == TEXTS[:9]
+    assert [line.split(" (")[0] for line in told] == [
+        f"{path}:4: not JSON",
+        f"{path}:5: no object; every line of a .jsonl file is one; left out",
+        f'{path}:6: field "text" holds no string; --column names another; left out',
+        f"{path}: 5 lines in all were left out",
+    ]
+
+
+def test_a_file_without_a_line_of_text_names_the_option(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for raw, lines in ((b'{"body": "a"}\n' * 9, 1), (b'{"text": 1}\n' * 9, 4), (b"\n\n", 0)):
+        path.write_bytes(raw)
+        told: list[str] = []
+        assert read(path, refused=told.append) == []
+        assert len(told) == lines
+        assert all("--column names another; left out" in line for line in told)
+
+
+def test_what_breaks_in_the_middle_of_a_file_says_what_came_before(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    lines = [json.dumps({"text": random.Random(number).randbytes(2000).hex()}) for number in range(900)]
+    path.write_bytes(gzip.compress("\n".join(lines).encode())[:-100_000])
+    told: list[str] = []
+    count = len(read(path, refused=told.append))
+    assert 0 < count < 900
+    assert len(told) == 1
+    assert told[0].startswith(f"{path}: damaged gzip (")
+    assert told[0].endswith(f"; fetch it again; {count} documents before that came in, the rest is left out")
 
 
 def test_long_documents_are_cut_at_lines_alike(tmp_path):
