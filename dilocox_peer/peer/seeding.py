@@ -111,7 +111,11 @@ async def fetch_catalogue(store: Store, wanted: str, donors: Donors, web: Web | 
                 except DilocoxError as error:
                     said = f"; {error}"
         if path is not None:
-            return await asyncio.to_thread(_catalogue_at, path), path
+            found = await asyncio.to_thread(_catalogue_at, path, name)
+            if found is not None:
+                return found, path
+            await store.forget(name)
+            said = f"; {path} is damaged"
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"nobody in the run has its catalogue ({wanted[:16]}{said}): pass --data with a folder of the run's shards"
@@ -119,9 +123,10 @@ async def fetch_catalogue(store: Store, wanted: str, donors: Donors, web: Web | 
         await asyncio.sleep(AGAIN_S)
 
 
-def _catalogue_at(path: Path) -> Catalogue:
-    """Blocking. Raises ConfigError, OSError."""
-    return catalogue_of(path.read_bytes(), source=str(path))
+def _catalogue_at(path: Path, name: Digest) -> Catalogue | None:
+    """Blocking. None: the bytes are of another name, as a disk may change what a shelf has kept. Raises ConfigError, OSError."""
+    raw = path.read_bytes()
+    return catalogue_of(raw, source=str(path)) if sha256(raw) == name else None
 
 
 class ShardFetcher:

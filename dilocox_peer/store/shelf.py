@@ -34,13 +34,15 @@ _SIZE_BYTES = 8
 
 
 class FileContent:
-    """Bytes of a file as chunks, each checked when it is first read. offset: in bytes, where they begin."""
+    """Bytes of a file as chunks, each checked when it is first read. offset: in bytes, where they begin. on_damaged: may raise OSError."""
 
-    def __init__(self, path: Path, outline: Outline, offset: int = 0) -> None:
+    def __init__(
+        self, path: Path, outline: Outline, offset: int = 0, on_damaged: Callable[[], None] = lambda: None
+    ) -> None:
         """Raises OSError."""
         self.path = path
         self.outline = outline
-        self._offset = offset
+        self._offset, self._on_damaged = offset, on_damaged
         self._file = os.open(path, os.O_RDONLY)
         finalize(self, os.close, self._file)
         self._right: set[int] = set()
@@ -49,12 +51,12 @@ class FileContent:
         """Blocking. Raises StateCorrupt when the file is no longer what it was, OSError."""
         start, stop = self.outline.span(index)
         raw = os.pread(self._file, stop - start, self._offset + start)
-        if index not in self._right:
-            if sha256(raw) != self.outline.chunks[index]:
-                raise StateCorrupt(f"{self.path} is damaged: chunk {index} is no longer what it was")
-            self._right.add(index)
-        elif len(raw) != stop - start:
-            raise StateCorrupt(f"{self.path} was cut short")
+        is_known = index in self._right
+        if len(raw) != stop - start or not (is_known or sha256(raw) == self.outline.chunks[index]):
+            with suppress(OSError):
+                self._on_damaged()
+            raise StateCorrupt(f"{self.path} is damaged: chunk {index} is no longer what it was")
+        self._right.add(index)
         return raw
 
 
@@ -217,11 +219,12 @@ class Shelf:
         return self._path(name) if self._use(name) else None
 
     def content(self, name: Digest) -> FileContent | None:
-        """It, to be read in parts; None if it is not here. Of a thing that is dropped meanwhile all can still be read."""
+        """It, to be read in parts; None if it is not here. Of a thing that is dropped meanwhile all can still be read; one with a damaged chunk is
+        forgotten."""
         if not self._use(name):
             return None
         try:
-            return FileContent(self._path(name), self._outline(name))
+            return FileContent(self._path(name), self._outline(name), on_damaged=lambda: self.forget(name))
         except (OSError, ValueError) as error:
             if not will_pass(error):
                 self.forget(name)

@@ -131,10 +131,14 @@ class Store:
         found: Path | None = await self._in_thread(self._shelf.path, name)
         return found
 
+    async def forget(self, name: Digest) -> None:
+        """What is on the shelf is damaged. Raises OSError."""
+        await self._in_thread(self._shelf.forget, name)
+
     async def fetch(
         self, name: Digest, *, donors: Iterable[PeerId], max_bytes: int, timeout_s: float = FETCH_TIMEOUT_S
     ) -> Path:
-        """Where the thing is: on the shelf at once, or fetched from those of the donors that have it. Several calls for one name share
+        """Where the thing is: on the shelf at once, unread, or fetched from those of the donors that have it. Several calls for one name share
         one fetch; if that fails the next of them tries. Cancelled, what has come stays for another try.
 
         max_bytes: a larger one is refused before room is taken. Raises ThingUnavailable, TimeoutError, OSError (no room, quota).

@@ -213,6 +213,27 @@ def test_a_catalogue_that_nobody_has_whole_is_given_up(tmp_path, monkeypatch, ha
         run_virtually(fetch_catalogue(stored, "ab" * 32, nobody, web), monkeypatch)
 
 
+def test_a_catalogue_that_the_disk_has_changed_is_fetched_again(tmp_path, monkeypatch):
+    """A digit of it may change and it still reads as one: of another row, on which this peer would have trained alone."""
+    raw, path = CATALOGUE.to_bytes(), tmp_path / "catalogue"
+    path.write_bytes(raw.replace(b'"vocab_size":256', b'"vocab_size":356'))
+    assert path.read_bytes() != raw
+    forgotten = []
+
+    class Stored:
+        async def fetch(self, _name, **_):
+            return path
+
+        async def forget(self, name):
+            forgotten.append(name)
+            path.write_bytes(raw)
+
+    stored: Any = Stored()
+    found, _ = run_virtually(fetch_catalogue(stored, sha256(raw).hex(), nobody), monkeypatch)
+    assert found == CATALOGUE
+    assert forgotten == [sha256(raw)]
+
+
 def test_a_catalogue_that_has_no_room_as_one_donor_says_is_asked_for_again(tmp_path, monkeypatch):
     """It may be a liar, and the only one that is there yet."""
     raw, tries = CATALOGUE.model_dump_json().encode(), []

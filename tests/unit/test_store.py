@@ -331,6 +331,24 @@ def test_a_damaged_thing_is_a_missing_one_and_no_chunk_of_it_is_given(tmp_path: 
     assert name not in shelf.held
 
 
+@pytest.mark.parametrize("size", [CHUNK_BYTES, 3 * CHUNK_BYTES])
+async def test_a_thing_that_is_found_damaged_while_it_is_served_is_fetched_again(tmp_path: Path, size: int) -> None:
+    """It stayed on its shelf, damaged, and nobody who asked for it got it."""
+    swarm, thing = Swarm(tmp_path), BIG[:size]
+    sound = await swarm.donor("sound", thing)
+    await swarm.fetch(thing, sound)
+    path = await swarm.me.path(sha256(thing))
+    assert path is not None
+    with path.open("r+b") as file:
+        file.seek(CHUNK_BYTES // 2)
+        file.write(b"xx")
+    await swarm.me.serve()
+    other = Store(swarm.net.at(PeerId("other")), [Shelf(tmp_path / "other")])
+    with pytest.raises((ThingUnavailable, OSError)):  # the loopback throws at who asks what the donor's disk said
+        await other.fetch(sha256(thing), donors=[ME], max_bytes=1 << 30, timeout_s=60)
+    assert await swarm.fetch(thing, sound) == thing
+
+
 @pytest.mark.parametrize("left", [b"", b"a sl\0\0\0"])
 def test_a_thing_that_was_not_flushed_is_whole_or_missing_after_a_power_cut(left: bytes, tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
