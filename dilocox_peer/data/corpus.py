@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +66,8 @@ class Corpus(HeldOut):
     def train_batch(
         self, *, seed: int, peer: PeerId, incarnation: int, round_number: int, index: int, batch: int, context: int
     ) -> tuple[Tensor, Tensor]:
-        """(inputs, targets), (batch, context) int64 each, targets one token ahead. A pure function of its arguments."""
+        """(inputs, targets), (batch, context) int64 each, targets one token ahead. A pure function of its arguments. Raises ConfigError where a
+        mapped file has become shorter."""
         key = canonical(["dilocox-data", seed, peer, incarnation, round_number, index])
         generator = np.random.Philox(key=np.frombuffer(sha256(key)[:16], dtype="<u8"))
         draws = generator.random_raw(batch)
@@ -75,6 +77,7 @@ class Corpus(HeldOut):
             position = int(draw % np.uint64(ends[-1]))  # 64 random bits: the bias is below 2**-30
             segment = int(np.searchsorted(ends, position, side="right"))
             start = position - int(ends[segment] - starts[segment])
+            _require_whole(self.train[segment])
             sequences[row] = self.train[segment][start : start + context + 1]
         return inputs_and_targets(sequences)
 
@@ -165,6 +168,21 @@ def _ended(document: Document) -> Document:
     if isinstance(document.data, np.memmap) or document.data[-1] == ord("\n"):
         return document
     return Document(document.key, np.append(document.data, np.uint8(ord("\n"))))
+
+
+def _require_whole(segment: Ids) -> None:
+    """Raises ConfigError for a mapped file that is shorter than it was: touching what is gone would end the process by a signal. It still may
+    within the microsecond until the sequence is read."""
+    if not isinstance(segment, np.memmap):
+        return
+    mapped: Any = segment
+    while isinstance(mapped, np.ndarray):
+        mapped = mapped.base
+    if mapped.size() < len(mapped):
+        raise ConfigError(
+            f"{segment.filename} has become shorter since it was read: give --data a file that nothing writes to, and"
+            " join again"
+        )
 
 
 def _joined(pieces: Sequence[Ids]) -> list[Ids]:

@@ -169,16 +169,21 @@ class Feed:
         opened = {unit.shard.sha256: found for unit in units if (found := self._find(unit.shard)) is not None}
         if any(unit.shard.sha256 not in opened for unit in units):
             return self._none()  # it was here a moment ago, and made room for another: the next look finds out
+        try:
+            sequences = sequences_of(
+                units,
+                lambda shard: opened[shard.sha256],
+                context=self._context,
+                seed=self._seed,
+                stretch=chunk,
+                packing=self._packing,
+            )
+        except OSError:
+            for unit in units:
+                self._shards.look_again(unit.shard)
+            return self._none()
         with suppress(OSError):  # said by what keeps the disk; the same peer started again might train on this twice
             self._taken.take(chunk)
-        sequences = sequences_of(
-            units,
-            lambda shard: opened[shard.sha256],
-            context=self._context,
-            seed=self._seed,
-            stretch=chunk,
-            packing=self._packing,
-        )
         self._listener(DataTaken(chunk.epoch, chunk.first, chunk.count, len(sequences) * self._context))
         return sequences
 

@@ -82,7 +82,7 @@ def sequences_of(
     packing: Packing = "concatenate",
 ) -> npt.NDArray[np.int64]:
     """(count, context + 1) of the documents of these units, mixed; count may be 0. A token that is not trained on is -1 - token;
-    sequences of such alone are left out. A pure function of shards and arguments."""
+    sequences of such alone are left out. A pure function of shards and arguments. Raises OSError."""
     pieces = []
     for unit in units:
         shard = opened(unit.shard)

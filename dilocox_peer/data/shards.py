@@ -1,16 +1,19 @@
-"""Shards on disk: written whole or not at all, and mapped when they are read, after their hash was looked at once.
+"""Shards on disk: written whole or not at all, and read where a batch needs them, after their hash was looked at once.
 
 A file with another hash than the catalogue's is not read: it is as if it were not there.
 """
 
+import errno
 import hashlib
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -27,32 +30,61 @@ MAX_HELD_OUT = 1 << 24  # tokens that an evaluator holds in memory
 _BLOCK_BYTES = 4 << 20
 
 
+class ShardFile:
+    """A file that is read, not mapped: where a mapped one becomes shorter, a signal ends the process that touches what is gone."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY)
+        finalize(self, os.close, self._file)
+
+    def read(self, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
+        """Raises OSError, also where the file ends before that."""
+        wanted = np.dtype(dtype).itemsize * count
+        raw = bytearray()
+        while len(raw) < wanted:  # the system gives 2 GiB at a time
+            more = os.pread(self._file, wanted - len(raw), offset + len(raw))
+            if not more:
+                raise OSError(errno.EIO, "it has become shorter", str(self._path))
+            raw += more
+        return np.frombuffer(raw, dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenShard:
-    """tokens: mapped. starts: of its documents, ascending from 0. bits: of each token, whether it is trained on, mapped; None: all are."""
+    """starts: of its documents, ascending from 0. bits_at: where in the file the bits are that say of each token whether it is trained on;
+    None: all are."""
 
-    tokens: Ids
+    shard: Shard
+    dtype: npt.DTypeLike
     starts: npt.NDArray[np.uint32]
-    bits: npt.NDArray[np.uint8] | None = None
+    file: ShardFile
+    bits_at: int | None = None
 
     def documents(self, number: int) -> list[npt.NDArray[np.int64]]:
-        """Those that start within a unit, each as `signed` has it."""
+        """Those that start within a unit, each as `signed` has it. Raises OSError."""
         first, end = self.unit(number)
         starts = self.starts[np.searchsorted(self.starts, first) : np.searchsorted(self.starts, end)].astype(np.int64)
         return np.split(self.signed(first, end), starts[1:] - first) if end > first else []
 
     def signed(self, first: int, end: int) -> npt.NDArray[np.int64]:
-        """These tokens; one that is not trained on as -1 - token."""
-        tokens = self.tokens[first:end].astype(np.int64)
-        if self.bits is not None:
-            bits = np.unpackbits(self.bits[first // 8 : -(-end // 8)], bitorder="little")[first % 8 :][: end - first]
+        """These tokens; one that is not trained on as -1 - token. Raises OSError."""
+        tokens = self.tokens(first, end).astype(np.int64)
+        if self.bits_at is not None:
+            packed = self.file.read(np.uint8, self.bits_at + first // 8, -(-end // 8) - first // 8)
+            bits = np.unpackbits(packed, bitorder="little")[first % 8 :][: end - first]
             np.invert(tokens, out=tokens, where=bits == 0)
         return tokens
+
+    def tokens(self, first: int, end: int) -> Ids:
+        """Raises OSError."""
+        return self.file.read(self.dtype, first * np.dtype(self.dtype).itemsize, end - first)
 
     def unit(self, number: int) -> tuple[int, int]:
         """(first, end) in tokens of the documents that start within a unit; equal where none does."""
         bounds = np.searchsorted(self.starts, [number * UNIT_TOKENS, (number + 1) * UNIT_TOKENS])
-        first, end = (len(self.tokens) if at == len(self.starts) else int(self.starts[at]) for at in bounds)
+        first, end = (self.shard.tokens if at == len(self.starts) else int(self.starts[at]) for at in bounds)
         return first, end
 
 
@@ -111,6 +143,12 @@ class ShardFolders:
             for shard in reversed(shards):
                 self._kept.path(_name_of(shard))
 
+    def look_again(self, shard: Shard) -> None:
+        """It could not be read to its end: the next `find` looks at what is in it now."""
+        self._open.pop(shard.sha256, None)
+        paths = {str(path) for path in self._paths(shard)}
+        self._known = {known: fault for known, fault in self._known.items() if known[0] not in paths}
+
     def is_hopeless(self, shard: Shard) -> bool:
         """Whether its bytes are of its name and no shard of this catalogue: nobody has a better one."""
         return shard.sha256 in self._hopeless
@@ -132,16 +170,16 @@ class ShardFolders:
             try:
                 fault = self._looked_at(path, shard)
                 if fault is None:
-                    opened = self._open[shard.sha256] = self._map(path, shard)
+                    opened = self._open[shard.sha256] = self._opened(path, shard)
                     if len(self._open) > MAX_OPEN:
                         self._open.popitem(last=False)
                     return opened
             except FileNotFoundError:
                 fault = None  # it is not here, which is no fault
-            except (OSError, ValueError) as error:  # ValueError: of numpy, of a file that has become shorter
+            except OSError as error:
                 if will_pass(error):
                     continue
-                fault = str(getattr(error, "strerror", None) or error).lower()
+                fault = str(error.strerror or error).lower()
             if fault is not None:
                 self.faults[str(path)] = fault
             if self._kept is not None and path.parent not in self._folders:
@@ -150,7 +188,7 @@ class ShardFolders:
         return None
 
     def _looked_at(self, path: Path, shard: Shard) -> str | None:
-        """What is wrong with a file, None: nothing. Raises OSError, ValueError."""
+        """What is wrong with a file, None: nothing. Raises OSError."""
         status = path.stat()
         known = (str(path), status.st_size, status.st_mtime_ns)
         if known not in self._known:
@@ -163,7 +201,7 @@ class ShardFolders:
             return f"{size_bytes} bytes instead of {expected}"
         if (found := hash_of(path)) != shard.sha256:
             return f"its sha256 is {found[:16]}"
-        if (fault := self._fault_within(self._map(path, shard), shard)) is not None:
+        if (fault := self._fault_within(self._opened(path, shard), shard)) is not None:
             self._hopeless.add(shard.sha256)
         return fault
 
@@ -173,21 +211,19 @@ class ShardFolders:
             return "its documents overlap"
         if (longest := int(np.diff(starts.astype(np.int64), append=shard.tokens).max())) > MAX_DOCUMENT_TOKENS:
             return f"it has a document of {longest:,} tokens, {MAX_DOCUMENT_TOKENS:,} are the most"
-        if int(opened.tokens.max()) >= self._catalogue.vocab_size:
-            return "it has tokens outside the vocabulary"
+        for first in range(0, shard.tokens, _BLOCK_BYTES):
+            end = min(first + _BLOCK_BYTES, shard.tokens)
+            if int(opened.tokens(first, end).max()) >= self._catalogue.vocab_size:
+                return "it has tokens outside the vocabulary"
         return None
 
-    def _map(self, path: Path, shard: Shard) -> OpenShard:
-        dtype = self._catalogue.dtype
-        tokens = np.memmap(path, dtype, mode="r", shape=(shard.tokens,))
+    def _opened(self, path: Path, shard: Shard) -> OpenShard:
+        """Raises OSError."""
+        dtype, file = self._catalogue.dtype, ShardFile(path)
         behind = padded(shard.tokens * dtype.itemsize)
-        starts = np.fromfile(path, "<u4", offset=behind, count=shard.documents)
-        if not self._catalogue.answers:
-            return OpenShard(tokens, starts)
-        behind += 4 * shard.documents
-        return OpenShard(
-            tokens, starts, np.memmap(path, np.uint8, mode="r", offset=behind, shape=(-(-shard.tokens // 8),))
-        )
+        starts = file.read("<u4", behind, shard.documents)
+        bits_at = behind + 4 * shard.documents if self._catalogue.answers else None
+        return OpenShard(shard, dtype, starts, file, bits_at)
 
 
 def _name_of(shard: Shard) -> Digest:
@@ -253,7 +289,7 @@ def held_out_of(folders: Sequence[Path], catalogue_name: str, tokenizer: Tokeniz
             raise ConfigError(
                 f"{path}: {shards.faults.get(str(path), 'is not there')}; make the shards anew, or copy it again"
             )
-        pieces.append(opened.signed(0, min(len(opened.tokens), MAX_HELD_OUT - size)))
+        pieces.append(opened.signed(0, min(shard.tokens, MAX_HELD_OUT - size)))
         size += len(pieces[-1])
         if size == MAX_HELD_OUT:
             break

@@ -174,6 +174,18 @@ def test_what_may_not_be_read_is_named(tmp_path, monkeypatch):
         load_corpus("files", [tmp_path], validation=0.1)
 
 
+def test_a_mapped_file_that_becomes_shorter_is_named_before_it_is_touched(tmp_path, monkeypatch):
+    """A signal ended the peer."""
+    monkeypatch.setattr(sources, "MMAP_FROM_BYTES", 10_000)
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"L" * 400_000)
+    corpus = load_corpus("files", [path], validation=0.1)
+    draw(corpus)
+    path.write_bytes(b"L" * 399_999)
+    with pytest.raises(ConfigError, match=r"log\.txt has become shorter since it was read: give --data a file that"):
+        draw(corpus)
+
+
 def test_files_of_one_name_in_two_folders_are_both_read(tmp_path):
     for folder, letter in (("one", "1"), ("two", "2")):
         (tmp_path / folder).mkdir()

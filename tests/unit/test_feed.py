@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import os
 import time
 from typing import Any
 
@@ -195,6 +196,30 @@ def test_a_spoiled_shard_is_named_once_and_all_that_is_sound_is_trained_on(made,
         refused = [each for each in fed.told if isinstance(each, ShardRefused)]
         assert len(refused) == 1
         assert "its sha256 is" in refused[0].reason
+
+
+def test_a_shard_that_becomes_shorter_while_it_is_used_is_damaged_and_ends_nothing(made, tmp_path, monkeypatch):
+    """A copy of the folder made again in its place. What was mapped and is gone ended the process by a signal."""
+    catalogue, out = made
+    folder = tmp_path / "again"
+    folder.mkdir()
+    for shard in catalogue.train:
+        (folder / shard.file_name).write_bytes((out / shard.file_name).read_bytes())
+    monkeypatch.setattr(feed_module, "READY", 1)
+    with Fed(made, tmp_path, folder) as fed:
+        units = fed.row.units(Stretch(0, 0, fed.row.row.to_hand_out))
+        cut = units[5].shard
+        assert cut == units[4].shard == units[8].shard, "in the middle of it"
+        while len(fed.taken()) < 5:
+            fed.draw()
+        os.truncate(folder / cut.file_name, 4096)
+        while not any(isinstance(each, ShardRefused) for each in fed.told):
+            fed.draw()
+        for _ in range(50):
+            fed.draw()
+        refused = [each for each in fed.told if isinstance(each, ShardRefused)]
+        assert [each.where for each in refused] == [str(folder / cut.file_name)]
+        assert "bytes instead of" in refused[0].reason
 
 
 def test_who_was_handed_nothing_that_is_sound_takes_from_the_commons(made, tmp_path, monkeypatch):
