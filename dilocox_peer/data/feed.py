@@ -35,7 +35,7 @@ TRY_AGAIN_S = 1.0
 WAIT_S = 600.0  # of the torch thread, for a micro-batch that was promised
 AHEAD_SHARDS = 4
 MAX_LANES = 64  # units of the commons looked at
-MAX_PASSED_OVER = 256  # units looked at for one whose shard is here
+MAX_PASSED_OVER = 256  # shards looked at for one that is here
 COMMONS_AFTER_S = 15.0
 """After the start: in a roster by then, as founders are, a peer needs nothing of the commons, where others may be."""
 IN_VAIN_S = 60.0
@@ -223,14 +223,13 @@ class Feed:
     def _here(self, stretch: Stretch, missing: dict[str, Shard]) -> Stretch | None:
         """The first piece of what was not taken of a stretch whose shards are here, at most a chunk. Units of others are passed over and
         looked at again the next time: one shard that nobody has any more must not end the training on what is sound."""
-        looked, at, end = 0, stretch.first, stretch.first + stretch.count
-        while at < end and looked < MAX_PASSED_OVER:
+        passed_over, at, end = 0, stretch.first, stretch.first + stretch.count
+        while at < end and passed_over < MAX_PASSED_OVER:
             rest = self._taken.rest_of(Stretch(stretch.epoch, at, end - at), self._units)
             if rest is None:
                 return None
             count = 0
             for unit in self._row.units(rest):
-                looked += 1
                 if self._find(unit.shard) is None:
                     if len(missing) < AHEAD_SHARDS and not self._shards.is_hopeless(unit.shard):
                         missing.setdefault(unit.shard.sha256, unit.shard)
@@ -238,7 +237,8 @@ class Feed:
                 count += 1
             if count:
                 return Stretch(rest.epoch, rest.first, count)
-            at = rest.first + 1
+            passed_over += 1
+            at = self._row.shard_end(rest.epoch, rest.first)
         return None
 
     def _to_come(

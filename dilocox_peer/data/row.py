@@ -49,6 +49,11 @@ class UnitRow:
         last = bisect_right(ends, stretch.first + stretch.count - 1)
         return [self._shards[order[index]] for index in range(first, last + 1)]
 
+    def shard_end(self, epoch: int, place: int) -> int:
+        """Where the units of the next shard begin."""
+        _, ends = self._order(epoch)
+        return ends[bisect_right(ends, place)]
+
     def _unit(self, epoch: int, place: int) -> Unit:
         order, ends = self._order(epoch)
         index = bisect_right(ends, place)

@@ -222,6 +222,18 @@ def test_a_shard_that_becomes_shorter_while_it_is_used_is_damaged_and_ends_nothi
         assert "bytes instead of" in refused[0].reason
 
 
+def test_a_missing_shard_of_any_number_of_units_is_passed_over(made, tmp_path, monkeypatch):
+    """Units were counted: a shard of the usual 512 at the front of what was handed out ended training."""
+    monkeypatch.setattr(feed_module, "MAX_PASSED_OVER", 3)
+    fed = Fed(made, tmp_path)
+    units = fed.row.units(Stretch(0, 0, fed.row.row.to_hand_out))
+    missing = list(dict.fromkeys(unit.shard for unit in units))[:2]
+    assert units[2].shard in missing, "more of them than shards that are passed over"
+    with Fed(made, tmp_path, spoiled(made, tmp_path / "spoiled", missing)) as fed:
+        fed.draw()
+        assert units[fed.taken()[0]].shard not in missing
+
+
 def test_who_was_handed_nothing_that_is_sound_takes_from_the_commons(made, tmp_path, monkeypatch):
     catalogue, _ = made
     monkeypatch.setattr(feed_module, "IN_VAIN_S", 0.2)
