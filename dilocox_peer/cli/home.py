@@ -1,7 +1,10 @@
 """Where a peer keeps its key and state on this machine. The only place, with main.py, that reads the environment."""
 
+import fcntl
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +82,29 @@ class PeerHome:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"{self.folder} cannot be made: {error.strerror}; pass another --home") from None
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Nobody else has the folder meanwhile, whatever its identity: two that vote by one log may vote twice. Raises ConfigError: somebody has it."""
+        path = self.folder / "in_use"
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be made: {error.strerror}; pass another --home") from None
+        try:
+            self._lock(lock)
+            yield
+        finally:
+            os.close(lock)
+
+    def _lock(self, file: int) -> None:
+        """Raises ConfigError."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{self.folder} is in use by another peer: stop it, or pass another --name") from None
+        except OSError as error:
+            raise ConfigError(f"{self.folder} cannot be locked ({error.strerror}): keep it on a local disk") from None
 
 
 def tokenizers_folder(home: Path | None) -> Path:

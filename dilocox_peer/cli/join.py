@@ -97,6 +97,7 @@ def run_join(flags: JoinFlags) -> None:
             file = EventFile(flags.log_file, max_bytes=int(flags.log_file_size * 1e6), keep=flags.log_file_count)
             observer.add(stack.enter_context(file))
         identity = stack.enter_context(Identity.open(home.identity_path))
+        stack.enter_context(home.owned())
         for wish in flags.log_to:
             sink = sink_of(wish, run=invitation.run_id[:16], peer=flags.name, tell=observer)
             observer.add(stack.enter_context(sink))

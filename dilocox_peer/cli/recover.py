@@ -45,7 +45,7 @@ def run_recover(flags: RecoverFlags, say: Say = typer.echo) -> None:
         raise ConfigError(f"{what} of this peer begins with {flags.tip!r}: `dilocox-peer recover` lists them")
     if is_answered(socket_path(home.folder)):
         raise ConfigError(f"this peer is running: `dilocox-peer leave{home.name_flag}` first, then recover")
-    with Identity.open(home.identity_path) as identity:
+    with Identity.open(home.identity_path) as identity, home.owned():
         _go_back(*chosen[0], flags, identity, say)
 
 

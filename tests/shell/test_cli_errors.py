@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dilocox_peer.admission import Grant, Right, owner_of
+from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.invitation import parse_invitation
 from dilocox_peer.peer.identity import Identity
@@ -48,6 +49,19 @@ def test_signing_a_run_file_with_gaps_names_the_sections_that_were_filled_in(tmp
     done = peer(tmp_path, "sign", str(path))
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"note: filled in with defaults what {path} left out of run, limits, admission\n"
+
+
+def test_a_home_that_another_peer_has_is_refused_whatever_its_path_and_key(tmp_path):
+    """Its lock lay elsewhere where sockets could not be in it: two peers wrote one log of votes."""
+    folder = tmp_path / "my home"
+    home = PeerHome.at(folder, "default")
+    home.make()
+    key = str(tmp_path / "other.key")
+    with home.owned():
+        done = peer(folder, "join", link_to(free_port()), "--identity-path", key)
+        assert_refused(done, 2, str(home.folder), "in use by another peer: stop it, or pass another --name")
+    with home.owned():
+        pass  # it was given back
 
 
 def test_init_does_not_overwrite(tmp_path):
