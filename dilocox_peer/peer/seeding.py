@@ -28,6 +28,9 @@ MOST_AGAIN_S = 600.0
 FETCH_S = 3600.0
 ENTER_S = 120.0
 PEERS_S = 30.0  # that peers have for the catalogue before the web is asked: one that trickles it keeps nobody from it
+LEAST_BYTES_PER_S = 100_000  # beside PEERS_S, for a shard
+LEFT_OUT_S = 600.0
+"""So long are those not asked for shards of whom one did not come in that time, where the web has it: who trickled cannot be told."""
 
 Donors = Callable[[], Awaitable[Sequence[PeerId]]]
 
@@ -147,6 +150,7 @@ class ShardFetcher:
         self._donors, self._listener = donors, listener
         self._not_before: dict[str, float] = {}
         self._fetched: dict[str, int] = {}  # how often it came
+        self._left_out: dict[PeerId, float] = {}  # until then
 
     async def run(self) -> None:
         while True:
@@ -186,12 +190,18 @@ class ShardFetcher:
 
     async def _from_somewhere(self, shard: Shard, name: Digest, size_bytes: int) -> bool:
         """Whether it came from the web. Raises DilocoxError, TimeoutError, OSError."""
+        now = time.monotonic()
+        self._left_out = {peer: until for peer, until in self._left_out.items() if until > now}
+        donors = [peer for peer in await self._donors() if peer not in self._left_out]
+        timeout_s = FETCH_S if self._web is None else PEERS_S + size_bytes / LEAST_BYTES_PER_S
         try:
-            await self._store.fetch(name, donors=await self._donors(), max_bytes=size_bytes, timeout_s=FETCH_S)
-        except (ThingUnavailable, TimeoutError):
+            await self._store.fetch(name, donors=donors, max_bytes=size_bytes, timeout_s=timeout_s)
+        except (ThingUnavailable, TimeoutError) as error:
             if self._web is None:
                 raise
             await self._web.fetch(shard.file_name, name, max_bytes=size_bytes, is_exact=True)
+            if isinstance(error, TimeoutError):
+                self._left_out |= dict.fromkeys(donors, time.monotonic() + LEFT_OUT_S)
             return True
         return False
 

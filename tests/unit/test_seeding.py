@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue, Shard
-from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.errors import ConfigError, DilocoxError, ThingUnavailable
 from dilocox_peer.peer.reading import ShardRoom
-from dilocox_peer.peer.seeding import FETCH_S, ShardFetcher, SharedFolders, fetch_catalogue
+from dilocox_peer.peer.seeding import PEERS_S, ShardFetcher, SharedFolders, fetch_catalogue
 from dilocox_peer.store.outline import CHUNK_BYTES, outline_of
-from dilocox_peer.types import sha256
+from dilocox_peer.types import PeerId, sha256
 from tests.virtual_loop import run_virtually
 
 RAW = os.urandom(2 * CHUNK_BYTES + 99) + b"!"
@@ -252,16 +252,31 @@ def test_a_catalogue_that_has_no_room_as_one_donor_says_is_asked_for_again(tmp_p
     assert len(tries) == 2
 
 
-def test_a_shard_that_peers_only_trickle_comes_from_the_web(tmp_path, monkeypatch):
+def test_a_shard_that_peers_only_trickle_comes_from_the_web_within_minutes(tmp_path, monkeypatch):
+    """One peer that trickles held each shard up for an hour, the next one too."""
     fed: Any = Fed()
     stored: Any = Trickled()
-    web, told = Hung(stored, tmp_path / "shard", RAW), list[Any]()
+    web, told, asked = Hung(stored, tmp_path / "shard", RAW), list[Any](), list[Any]()
+
+    async def donors():
+        return [PeerId("trickles")]
+
+    async def fetch(self, name, *, donors, timeout_s, **_):
+        asked.append((list(donors), timeout_s))
+        await asyncio.sleep(timeout_s + 0.01 if donors else 0.0)
+        raise TimeoutError if donors else ThingUnavailable("nobody is left to ask")
+
+    monkeypatch.setattr(Trickled, "fetch", fetch)
 
     async def scenario():
-        running = asyncio.create_task(ShardFetcher(fed, stored, CATALOGUE, nobody, told.append, web).run())
-        await asyncio.wait_for(fed.looked.wait(), 1.5 * FETCH_S)
+        running = asyncio.create_task(ShardFetcher(fed, stored, CATALOGUE, donors, told.append, web).run())
+        await asyncio.wait_for(fed.looked.wait(), 2 * PEERS_S)
+        fed.looked.clear()
+        stored.at, fed.wanted = None, CATALOGUE.shards[1:]
+        await asyncio.wait_for(fed.looked.wait(), PEERS_S)
         running.cancel()
 
     run_virtually(scenario(), monkeypatch)
-    assert web.asked == [SHARD.file_name]
-    assert [each.is_from_web for each in told] == [True]
+    assert web.asked == [shard.file_name for shard in CATALOGUE.shards]
+    assert [each.is_from_web for each in told] == [True, True]
+    assert [peers for peers, _ in asked] == [[PeerId("trickles")], []]
