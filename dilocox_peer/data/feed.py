@@ -34,7 +34,7 @@ CHUNK_BATCHES = 16  # micro-batches that a chunk is taken for, at least
 TRY_AGAIN_S = 1.0
 WAIT_S = 600.0  # of the torch thread, for a micro-batch that was promised
 AHEAD_SHARDS = 4
-MAX_LANES = 64  # units of the commons looked at
+MAX_LANES = 64  # units of the commons that one look is at
 MAX_PASSED_OVER = 256  # shards looked at for one that is here
 COMMONS_AFTER_S = 15.0
 """After the start: in a roster by then, as founders are, a peer needs nothing of the commons, where others may be."""
@@ -210,7 +210,8 @@ class Feed:
                 break
         else:
             chunk = None
-        self._lanes = self._lanes if first is None else first
+        # All taken, by an earlier start perhaps: the next look goes on behind them. They are a ring.
+        self._lanes = (self._lanes + MAX_LANES) % max(1, self._row.row.commons) if first is None else first
         self.wanted = self._to_come(chunk, (), missing)
         return chunk
 

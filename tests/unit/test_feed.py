@@ -252,6 +252,27 @@ def test_who_was_handed_nothing_that_is_sound_takes_from_the_commons(made, tmp_p
     assert first not in {unit.shard for place in fed.taken() for unit in fed.row.units(Stretch(0, place, 1))}
 
 
+def test_what_an_earlier_start_took_of_the_commons_hides_nothing_behind_it(made, tmp_path, monkeypatch):
+    """A newcomer started again where all units that a look is at were taken found nothing for good."""
+    monkeypatch.setattr(feed_module, "COMMONS_AFTER_S", 0.0)
+    monkeypatch.setattr(feed_module, "TRY_AGAIN_S", 0.01)
+    monkeypatch.setattr(feed_module, "MAX_LANES", 1)
+    monkeypatch.setattr("dilocox_peer.data.allotment.Row.commons", 8)
+    fed = Fed(made, tmp_path)
+    free = fed.row.row.lane(0, PeerId("p"), 1, 6)
+    taken = Taken(tmp_path / "taken.json")
+    for number in range(8):
+        if (lane := fed.row.row.lane(0, PeerId("p"), 1, number)) != free:
+            taken.take(lane)
+    fed = Fed(made, tmp_path)
+    fed.feed.start()
+    try:
+        fed.draw()
+    finally:
+        fed.feed.stop()
+    assert fed.taken() == [free.first]
+
+
 def test_where_what_was_handed_out_holds_nothing_nobody_waits(made, tmp_path, monkeypatch):
     """As a unit in the midst of a long document does: the commons are taken from before their time."""
     monkeypatch.setattr(feed_module, "COMMONS_AFTER_S", 600.0)
