@@ -25,6 +25,7 @@ from dilocox_peer.types import PeerId, canonical, sha256
 
 STDLIB = "stdlib"
 _BATCH_BYTES = 1 << 20  # tokenized at a time
+PIECES_AT_ONCE = 4096  # documents that are joined in one step
 MAX_LIVE_BYTES = 2 << 30
 """Of text that is tokenized at each start and held in memory; more is made into shards ahead of time."""
 
@@ -39,7 +40,7 @@ class Corpus(HeldOut):
         pieces = _tokenized(documents, tokenizer, name)
         train, held_out, self.split = split(pieces, validation)
         super().__init__(
-            np.concatenate(held_out) if held_out else np.empty(0, tokenizer.dtype), name=name, tokenizer=tokenizer
+            _concatenated(held_out) if held_out else np.empty(0, tokenizer.dtype), name=name, tokenizer=tokenizer
         )
         self.train = _joined(train)
         self._starts_of: tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
@@ -189,4 +190,16 @@ def _joined(pieces: Sequence[Ids]) -> list[Ids]:
     """Mapped files as they are, all others as one segment: short texts would otherwise be lost to the context."""
     mapped = [piece for piece in pieces if isinstance(piece, np.memmap)]
     plain = [piece for piece in pieces if not isinstance(piece, np.memmap)]
-    return ([np.concatenate(plain)] if plain else []) + mapped
+    return ([_concatenated(plain)] if plain else []) + mapped
+
+
+def _concatenated(pieces: Sequence[Ids]) -> Ids:
+    """In steps: over a million pieces at once the interpreter is held for a second, and no other thread has a turn."""
+    whole = np.empty(sum(len(piece) for piece in pieces), pieces[0].dtype)
+    at = 0
+    for first in range(0, len(pieces), PIECES_AT_ONCE):
+        step = pieces[first : first + PIECES_AT_ONCE]
+        size = sum(len(piece) for piece in step)
+        np.concatenate(step, out=whole[at : at + size])
+        at += size
+    return whole

@@ -32,7 +32,8 @@ from dilocox_peer.store.store import Source, Store
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 
-MOST_AT_ONCE = 256  # certificates followed at a look: older ones are read from the disk
+# On the event loop: each certificate takes as long as its roster has entries.
+MOST_AT_ONCE = 2_000  # entries that one look follows
 FOLLOW_S = 0.2  # how often the chain is looked at: what it hands out is for two rounds later
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import dilocox_peer.data.corpus as corpus_module
 import dilocox_peer.data.sources as sources
 from dilocox_peer.data.corpus import Corpus, load_corpus
 from dilocox_peer.data.sources import Document
@@ -184,6 +185,23 @@ def test_a_mapped_file_that_becomes_shorter_is_named_before_it_is_touched(tmp_pa
     path.write_bytes(b"L" * 399_999)
     with pytest.raises(ConfigError, match=r"log\.txt has become shorter since it was read: give --data a file that"):
         draw(corpus)
+
+
+def test_however_many_documents_are_joined_a_few_thousand_at_a_time(tmp_path, monkeypatch):
+    """At once a million of them held the interpreter for a second, and with it the event loop."""
+    texts = [f"{number:05}" for number in range(3 * corpus_module.PIECES_AT_ONCE)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    sizes, concatenate = list[int](), np.concatenate
+
+    def noted(pieces, *arguments, **options):
+        sizes.append(len(pieces))
+        return concatenate(pieces, *arguments, **options)
+
+    monkeypatch.setattr("numpy.concatenate", noted)
+    corpus = load_corpus("files", [tmp_path / "a.jsonl"], validation=0.1)
+    assert max(sizes) == corpus_module.PIECES_AT_ONCE
+    found = b"".join(each.tobytes() for each in (*corpus.train, corpus.validation)).decode().split()
+    assert sorted(found) == texts
 
 
 def test_files_of_one_name_in_two_folders_are_both_read(tmp_path):

@@ -14,6 +14,7 @@ from dilocox_peer.wire.chain import Certificate
 
 COPIED_EVERY = 64  # certificates
 COPIES = 16
+READ_AT_ONCE = 8  # certificates, as older ones are read from a disk
 
 T = TypeVar("T")
 
@@ -31,13 +32,17 @@ class Folded(Generic[T]):
         self._head: Digest | None = None
 
     def follow(self, chain: Sequence[Certificate], most: int | None = None) -> bool:
-        """Whether it is at the chain's end now; after so many more certificates it stops, to be called again."""
+        """Whether it is at the chain's end now. most: after certificates with so many entries in their rosters, an empty one counted as one, it
+        stops, to be called again."""
         if not _holds(chain, self.count, self._head):
             self._go_back(chain)
-        stop = len(chain) if most is None else min(len(chain), self.count + most)
-        before = chain[self.count - 1] if self.count else None
-        while self.count < stop:  # in pieces, as older ones are read from a disk
-            for certificate in chain[self.count : min(stop, self.count + COPIED_EVERY)]:
+        entries, before = 0, chain[self.count - 1] if self.count else None
+        while self.count < len(chain):
+            for certificate in chain[self.count : self.count + READ_AT_ONCE]:
+                if most is not None:
+                    if entries >= most:
+                        return False
+                    entries += max(1, len(certificate.value.roster))
                 if self.count % COPIED_EVERY == 0:
                     self._copies.append((self.count, self._head, deepcopy(self.value)))
                 self._take(self.value, certificate, before)
