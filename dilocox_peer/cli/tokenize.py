@@ -33,7 +33,7 @@ def run_tokenize(flags: TokenizeFlags) -> None:
                 "--chat needs --tokenizer with the folder of an instruct model: its chat template writes them out"
             )
         template = read_template(flags.tokenizer if flags.tokenizer.is_dir() else flags.tokenizer.parent)
-    files = list(files_of(flags.paths))
+    files = list(files_of(flags.paths, lambda _: None))  # what is left out is told where it is read
     if not files:
         raise ConfigError(f"{', '.join(map(str, flags.paths))}: no text in it; name files with text in them")
     order = Order(

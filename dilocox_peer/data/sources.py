@@ -12,6 +12,7 @@ refused by their first bytes under any other, as is everything that has bytes no
 import gzip
 import hashlib
 import json
+import os
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,7 +114,7 @@ def documents_of(paths: Sequence[Path], reading: Reading = Reading()) -> Iterato
 
     Raises ConfigError that names the file and the remedy, OSError for what cannot be read.
     """
-    for path in files_of(paths):
+    for path in files_of(paths, reading.refused):
         count = 0
         try:
             for document in _documents_in(path, reading):
@@ -129,24 +130,46 @@ def documents_of(paths: Sequence[Path], reading: Reading = Reading()) -> Iterato
             reading.refused(f"{' '.join(reason.split())}; {before}left out")  # pyarrow's end with a line break
 
 
-def files_of(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files that documents are read from, in that order. Raises ConfigError for a path that is not there, or an empty file."""
+def files_of(paths: Sequence[Path], refused: LeftOut | None) -> Iterator[Path]:
+    """The files that documents are read from, in that order. refused: is told of links that lead to none and of folders that cannot be read; None:
+    raises OSError at such a folder. Raises ConfigError for a path that is not there, or an empty file."""
     for path in paths:
         if not path.exists():
             raise ConfigError(f"{path}: no such file or folder: check the path")
         if path.is_dir():
-            yield from _files_below(path)
+            yield from _files_below(path, refused)
             continue
         if path.stat().st_size == 0:
             raise ConfigError(f"{path}: the file is empty; name one with text in it")
         yield path
 
 
-def _files_below(folder: Path) -> list[Path]:
+def _files_below(folder: Path, refused: LeftOut | None) -> list[Path]:
     """Sorted by name; what is hidden is left out, and so is what `datasets` writes beside its tables."""
-    files = [found for found in folder.rglob("*") if found.is_file() and found.name not in _BESIDE_TABLES]
-    visible = [(each.relative_to(folder).parts, each) for each in files]
-    return [path for parts, path in sorted(visible) if not any(part.startswith(".") for part in parts)]
+
+    def fails(error: OSError) -> None:
+        if refused is None:
+            raise error
+        tell(error.filename, (error.strerror or str(error)).lower())
+
+    def tell(path: str | Path, reason: str) -> None:
+        if refused is not None:
+            refused(f"{path}: {reason}; left out")
+
+    found = []
+    for where, folders, names in os.walk(folder, onerror=fails):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for path in (Path(where, name) for name in folders):
+            if path.is_symlink():
+                tell(path, "a link to a folder is not followed, name that folder too")
+        for path in (Path(where, name) for name in sorted(names)):
+            if path.name.startswith(".") or path.name in _BESIDE_TABLES:
+                continue
+            if path.is_file():
+                found.append((path.relative_to(folder).parts, path))
+            elif path.is_symlink():
+                tell(path, "a link that leads to no file")
+    return [path for _, path in sorted(found)]
 
 
 def _documents_in(path: Path, reading: Reading) -> Iterator[Document]:

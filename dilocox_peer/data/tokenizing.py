@@ -52,7 +52,10 @@ class Order:
 
     def settings(self) -> dict[str, Any]:
         """What the shards depend on; compared before an interrupted work is gone on with."""
-        files = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in files_of(self.paths)]
+        files = [
+            (str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns)
+            for path in files_of(self.paths, _unheard)
+        ]
         tokenizer = self.make_tokenizer()
         return {
             "files": [list(each) for each in files],
@@ -351,6 +354,10 @@ class _Side:
                 self.counts.append(counts[start : start + MAX_DOCUMENT_TOKENS])
         self.num_tokens += len(ids)
         self.text_bytes += text_bytes
+
+
+def _unheard(_line: str) -> None:
+    """What is left out is told where the documents are read."""
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:

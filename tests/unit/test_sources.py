@@ -1,9 +1,12 @@
 """Documents out of every format alike; what is no text is refused by name, with the remedy."""
 
+import errno
 import gzip
 import json
+import os
 import random
 import struct
+from typing import Any
 
 import pyarrow
 import pyarrow.ipc
@@ -158,6 +161,34 @@ def test_a_truncated_table_ends_nothing_where_others_are_sound(tmp_path):
     assert all(line.endswith("; left out") for line in told)
 
 
+def test_folders_that_cannot_be_read_and_links_that_are_not_followed_are_told_once(tmp_path, monkeypatch):
+    """Half of a corpus could be missing without a line."""
+    corpus, closed = tmp_path / "corpus", tmp_path / "corpus" / "closed"
+    for folder in (corpus, closed, tmp_path / "elsewhere"):
+        folder.mkdir()
+        (folder / "a.txt").write_text("text")
+    (corpus / "link").symlink_to(tmp_path / "elsewhere")
+    (corpus / "lost.txt").symlink_to(tmp_path / "nowhere")
+    (corpus / "linked.txt").symlink_to(tmp_path / "elsewhere" / "a.txt")
+    scandir = os.scandir
+
+    def refusing(path):
+        if str(path) == str(closed):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refusing)
+    told: list[str] = []
+    assert read(corpus, refused=told.append) == ["text", "text"]
+    assert sorted(told) == [
+        f"{closed}: permission denied; left out",
+        f"{corpus / 'link'}: a link to a folder is not followed, name that folder too; left out",
+        f"{corpus / 'lost.txt'}: a link that leads to no file; left out",
+    ]
+    with pytest.raises(PermissionError):
+        read(corpus)
+
+
 LINES = [json.dumps({"text": text}).encode() for text in TEXTS[:9]]
 
 
@@ -165,9 +196,9 @@ LINES = [json.dumps({"text": text}).encode() for text in TEXTS[:9]]
 def test_lines_that_are_no_documents_take_no_others_with_them(tmp_path, name):
     bad = [b"nonsense", b"[1]", b'{"text": 1}', b'"a', b'{"text": ["a"]}']
     raw = b"\n".join([*LINES[:3], *bad[:3], b'{"text": null}', b'{"other": 1}', *LINES[3:6], *bad[3:], *LINES[6:]])
-    pack = {"a.jsonl": bytes, "a.jsonl.gz": gzip.compress, "a.jsonl.zst": zstandard.compress}[name]
+    packs: dict[str, Any] = {"a.jsonl": bytes, "a.jsonl.gz": gzip.compress, "a.jsonl.zst": zstandard.compress}
     path = tmp_path / name
-    path.write_bytes(pack(raw))
+    path.write_bytes(packs[name](raw))
     told: list[str] = []
     assert read(path, refused=told.append) == TEXTS[:9]
     assert [line.split(" (")[0] for line in told] == [
