@@ -48,7 +48,7 @@ def run_tokenize(flags: TokenizeFlags) -> None:
         shard_tokens=flags.shard_tokens,
         processes=flags.processes or os.cpu_count() or 1,
     )
-    is_packed = any(path.suffix in {".gz", ".zst", ".parquet"} for path in files)
+    is_packed = any(path.suffix.lower() in {".gz", ".zst", ".parquet"} for path in files)
     total = None if is_packed else sum(path.stat().st_size for path in files)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     left_out = 0

@@ -1,7 +1,7 @@
 """Documents in the files that a user names: what is read, in which order, and what is refused because it is no text.
 
     .txt, .md, .py ... (anything else)   a file is a document
-    .jsonl, .jsonl.gz, .jsonl.zst        a line is a document: an object with the text in one of its fields
+    .jsonl, .jsonl.gz, .jsonl.zst        a line is a document: an object with the text in one of its fields; .ndjson is the same
     .parquet, .arrow                     a row is a document; .arrow is what `datasets` saves
 
 Read piece by piece, in the order of their names, so equal folders give equal documents on every machine and no file is held
@@ -215,19 +215,24 @@ def _conversations(path: Path, reading: Reading, chat: Writer) -> Iterator[Docum
     left_out.tell_all()
 
 
+def _suffixes(path: Path) -> list[str]:
+    """The last two, whatever case they are written in."""
+    return [suffix.lower() for suffix in path.suffixes[-2:]]
+
+
 def _records_in(path: Path, column: str, left_out: _LeftOutOf, *, is_text: bool) -> Iterator[tuple[str, Any]]:
     """(where, what the column holds) of each record of a file that has some. Raises ConfigError for other files."""
-    match path.suffixes[-2:]:
-        case [*_, ".jsonl"]:
+    match _suffixes(path):
+        case [*_, ".jsonl" | ".ndjson"]:
             with path.open("rb") as lines:
                 yield from _jsonl(_lines(lines, path), path, column, left_out)
-        case [*_, ".jsonl", ".gz"]:
+        case [*_, ".jsonl" | ".ndjson", ".gz"]:
             try:
                 with gzip.open(path) as lines:
                     yield from _jsonl(_lines(lines, path), path, column, left_out)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise ConfigError(f"{path}: damaged gzip ({error}); fetch it again") from None
-        case [*_, ".jsonl", ".zst"]:
+        case [*_, ".jsonl" | ".ndjson", ".zst"]:
             yield from _jsonl_zst(path, column, left_out)
         case [*_, ".parquet"]:
             yield from _tables(path, column, _parquet_columns, is_text=is_text)
@@ -238,8 +243,8 @@ def _records_in(path: Path, column: str, left_out: _LeftOutOf, *, is_text: bool)
 
 
 def _texts_in(path: Path, reading: Reading) -> Iterator[Text]:
-    match path.suffixes[-2:]:
-        case [*_, ".jsonl" | ".parquet" | ".arrow"] | [*_, ".jsonl", ".gz" | ".zst"]:
+    match _suffixes(path):
+        case [*_, ".jsonl" | ".ndjson" | ".parquet" | ".arrow"] | [*_, ".jsonl" | ".ndjson", ".gz" | ".zst"]:
             yield from _texts_of_records(path, reading)
         case _:
             _refuse_what_is_no_text(path)

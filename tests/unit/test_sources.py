@@ -52,6 +52,16 @@ def test_every_format_gives_the_same_documents(tmp_path):
     assert read(tmp_path, column="text") == TEXTS * 6
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("a.jsonl", "A.JSONL"), ("a.jsonl", "a.ndjson"), ("a.jsonl.gz", "a.ndjson.gz"), ("a.jsonl.zst", "a.Ndjson.ZST"), ("a.parquet", "a.Parquet")],
+)  # fmt: skip
+def test_a_suffix_is_the_same_in_any_case_and_ndjson_is_jsonl(tmp_path, name, other):
+    write_all(tmp_path)
+    (tmp_path / name).rename(tmp_path / other)
+    assert read(tmp_path / other) == TEXTS
+
+
 def test_another_column_is_read_when_it_is_named(tmp_path):
     for path in write_all(tmp_path, TEXTS[:3], column="content"):
         assert read(path, column="content") == TEXTS[:3]
