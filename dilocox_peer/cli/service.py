@@ -14,6 +14,7 @@ import typer
 from dilocox_peer.cli.flags import ServiceFlags
 from dilocox_peer.cli.home import config_home
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import parse_invitation
 
 LABEL = "org.dilocox.peer"
@@ -60,9 +61,7 @@ def _install(flags: ServiceFlags, path: Path, *, is_mac: bool) -> None:
     content = plist(name, arguments) if is_mac else unit(name, arguments).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        path.chmod(0o600)  # an invitation is in it
-        path.write_bytes(content)
+        replace_file(path, [content], mode=0o600)  # an invitation is in it
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from None
     typer.echo(f"{path} is written; flags stand in config.toml, which `join` reads (docs/deployment.md)")

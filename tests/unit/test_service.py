@@ -2,11 +2,13 @@
 
 import os
 import plistlib
+import resource
 import shlex
 import shutil
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,14 @@ PEER = SigningKey(bytes(32)).peer_id
 LINK = format_invitation(Invitation(RunId("ab" * 32), (f"/ip4/127.0.0.1/tcp/4711/p2p/{PEER}",)))
 
 
-def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, *arguments: str, most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
+    """most_bytes: of a file that it writes, as on a full disk."""
+    limited = (
+        partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most_bytes, most_bytes)) if most_bytes is not None else None
+    )
     return subprocess.run(
         [sys.executable, "-m", "dilocox_peer", "service", *arguments, "--home", str(tmp_path / "home")],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=60, env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}, preexec_fn=limited,
     )  # fmt: skip
 
 
@@ -55,6 +61,23 @@ def test_it_writes_a_unit_that_starts_this_program_and_takes_it_away(tmp_path):
         assert [line for line in found.stderr.splitlines() if path.name in line] == []
     assert run(tmp_path, "uninstall", "--name", "a").returncode == 0
     assert not path.exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="launchd's agents are written there")
+def test_on_a_full_disk_the_unit_that_was_there_stays(tmp_path):
+    path = tmp_path / "systemd" / "user" / "dilocox-peer-a.service"
+    arguments = ("install", LINK, "--no-start", "--name", "a")
+    done = run(tmp_path, *arguments, most_bytes=0)
+    assert done.returncode == 2
+    assert (len(done.stderr.splitlines()), "cannot be written" in done.stderr) == (1, True), done.stderr
+    assert list(path.parent.iterdir()) == [], "an empty unit starts nothing"
+    path.write_text("mine")
+    path.chmod(0o644)
+    assert run(tmp_path, *arguments, most_bytes=0).returncode == 2
+    assert path.read_text() == "mine"
+    assert run(tmp_path, *arguments).returncode == 0
+    assert LINK in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_what_cannot_be_done_is_one_line(tmp_path):
