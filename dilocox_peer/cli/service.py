@@ -6,6 +6,7 @@ import plistlib
 import shutil
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,8 +55,8 @@ def _install(flags: ServiceFlags, path: Path, *, is_mac: bool) -> None:
     name = flags.peer_home.folder.name
     if flags.link is None:
         raise ConfigError("service install: give the link that the peer joins")
-    parse_invitation(flags.link)
-    arguments = [*program(), "join", flags.link, "--name", name, "--plain", "--no-detach"]
+    link = parse_invitation(flags.link).link  # not as it was typed: one that a mail has wrapped is two lines
+    arguments = [*program(), "join", link, "--name", name, "--plain", "--no-detach"]
     if flags.home is not None:
         arguments += ["--home", str(flags.home.absolute())]
     content = plist(name, arguments) if is_mac else unit(name, arguments).encode()
@@ -155,17 +156,24 @@ WantedBy=default.target
 
 
 def quoted(argument: str) -> str:
-    """As systemd reads a word of ExecStart: in double quotes, with what it would replace doubled."""
-    plain = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """As systemd reads a word of ExecStart: in double quotes, with what it would replace doubled. Raises ConfigError."""
+    plain = writable(argument).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{plain}"'
 
 
+def writable(argument: str) -> str:
+    """It, if a file of lines can hold it: raises ConfigError for a line's end or another control character, and for what is no text."""
+    if any(unicodedata.category(each) in ("Cc", "Cs") for each in argument):
+        raise ConfigError(f"service install: {argument!a} has a character in it that no service's file can hold")
+    return argument
+
+
 def plist(name: str, arguments: Sequence[str]) -> bytes:
-    """Of launchd: starts at login, and again when it did not end well. Exit codes cannot be told apart there."""
+    """Of launchd: starts at login, and again when it did not end well. Exit codes cannot be told apart there. Raises ConfigError."""
     return plistlib.dumps(
         {
             "Label": f"{LABEL}.{name}",
-            "ProgramArguments": list(arguments),
+            "ProgramArguments": list(map(writable, arguments)),
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": RESTART_S,

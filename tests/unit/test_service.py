@@ -17,6 +17,7 @@ import typer
 
 from dilocox_peer.cli.main import app
 from dilocox_peer.cli.service import plist, quoted, unit
+from dilocox_peer.errors import ConfigError
 from dilocox_peer.invitation import Invitation, format_invitation
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import RunId
@@ -78,6 +79,24 @@ def test_on_a_full_disk_the_unit_that_was_there_stays(tmp_path):
     assert run(tmp_path, *arguments).returncode == 0
     assert LINK in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="launchd's agents are written there")
+def test_a_link_that_a_mail_has_wrapped_is_written_on_one_line(tmp_path):
+    both = format_invitation(
+        Invitation(RunId("ab" * 32), tuple(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}" for port in (1, 2)))
+    )
+    assert run(tmp_path, "install", f"<{both.replace(',', f',{chr(10)}')}>", "--no-start").returncode == 0
+    written = (tmp_path / "systemd" / "user" / "dilocox-peer-default.service").read_text()
+    assert [line for line in written.splitlines() if both in line], written
+
+
+@pytest.mark.parametrize("argument", ["/a\nExecStart=/bin/sh", "/a\x1b[2J", "/a\udcff"])
+def test_what_would_be_another_line_is_refused(argument):
+    for written in (unit, plist):
+        with pytest.raises(ConfigError, match="no service's file can hold") as refused:
+            written("a", ["join", argument])
+        assert str(refused.value).isprintable()
 
 
 def test_what_cannot_be_done_is_one_line(tmp_path):
