@@ -14,6 +14,7 @@ import typer
 
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.paths import with_tilde
 from dilocox_peer.peer.control import ask, is_answered, socket_path
 
 UP_S = 60.0  # by then the peer is up, or has ended with a reason
@@ -44,7 +45,7 @@ def detached(home: PeerHome, *, has_log_file: bool) -> None:
         if code is not None:
             said.seek(0)
             words = said.read(MAX_SAID).decode(errors="replace").rstrip()
-            why = "" if has_log_file else f"; {_shown(home.folder / LOG)} says why"
+            why = "" if has_log_file else f"; {with_tilde(home.folder / LOG)} says why"
             typer.echo(words or f"it has ended already, with exit code {code}{why}", err=True)
             raise typer.Exit(code)
     if not is_answered(socket_path(home.folder)):
@@ -53,7 +54,7 @@ def detached(home: PeerHome, *, has_log_file: bool) -> None:
             f"the peer did not answer within {UP_S:.0f} s, and was ended: start it without {FLAG} to see why"
         )
     name = home.name_flag
-    log = "" if has_log_file else f"; its log: {_shown(home.folder / LOG)}"
+    log = "" if has_log_file else f"; its log: {with_tilde(home.folder / LOG)}"
     typer.echo(f"in the background{log}. `dilocox-peer dashboard{name}` shows it, `dilocox-peer leave{name}` ends it")
 
 
@@ -88,7 +89,3 @@ def _has_stage(path: Path) -> bool:
         return asyncio.run(ask(path, "status"))["status"]["stage"] is not None
     except DilocoxError:
         return False  # it is just starting, or ending
-
-
-def _shown(path: Path) -> str:
-    return str(path).replace(str(Path.home()), "~", 1)

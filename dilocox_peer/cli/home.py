@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.paths import expanded
 from dilocox_peer.types import RunId
 
 DEFAULT_NAME = "default"  # of a peer that is given none
@@ -16,21 +17,25 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def default_home() -> Path:
-    """$XDG_DATA_HOME/dilocox-peer, else ~/.local/share/dilocox-peer."""
+    """$XDG_DATA_HOME/dilocox-peer, else ~/.local/share/dilocox-peer. Raises ConfigError."""
     data_home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data_home).expanduser() / "dilocox-peer"
+    return expanded(data_home) / "dilocox-peer"
 
 
-def config_path() -> tuple[Path, bool]:
-    """The file of settings, and whether somebody has named it: $DILOCOX_CONFIG, else config.toml in $XDG_CONFIG_HOME/dilocox-peer."""
+def config_path() -> tuple[Path | None, bool]:
+    """The file of settings, and whether somebody has named it: $DILOCOX_CONFIG, else config.toml in $XDG_CONFIG_HOME/dilocox-peer; None
+    where no home folder is known to look in. Raises ConfigError for one that is named."""
     if named := os.environ.get("DILOCOX_CONFIG"):
-        return Path(named).expanduser(), True
-    return config_home() / "dilocox-peer" / "config.toml", False
+        return expanded(named), True
+    try:
+        return config_home() / "dilocox-peer" / "config.toml", False
+    except ConfigError:
+        return None, False
 
 
 def config_home() -> Path:
-    """$XDG_CONFIG_HOME, else ~/.config."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    """$XDG_CONFIG_HOME, else ~/.config. Raises ConfigError."""
+    return expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class PeerHome:
 
     @classmethod
     def at(cls, home: Path | None, name: str, identity_path: Path | None = None) -> "PeerHome":
-        """Raises ConfigError for a name that is no folder name. Makes nothing yet."""
+        """Raises ConfigError for a name that is no folder name, and where no home folder is known. Makes nothing yet."""
         if not _NAME.fullmatch(name) or name in {".", ".."}:
             raise ConfigError(f"--name {name!r}: use letters, digits, . _ and -, at most 64")
         folder = (home or default_home()) / "peers" / name

@@ -286,7 +286,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? where it must
     try:
         path, is_named = config_path()
-        settings = read_config(path, lambda: typer.main.get_command(app), is_named=is_named)
+        settings = {} if path is None else read_config(path, lambda: typer.main.get_command(app), is_named=is_named)
         try:
             # It exits by itself: 0, 2 for wrong usage, or what a command said.
             app(sys.argv[1:], prog_name=PROGRAM, default_map=settings)

@@ -13,6 +13,7 @@ from dilocox_peer.cli.flags import InitFlags
 from dilocox_peer.config import PUBLISHED_PRESETS, published
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import NUM_BYTES, Manifest
+from dilocox_peer.paths import with_tilde
 
 if TYPE_CHECKING:
     from dilocox_peer.model.adapters import Lora
@@ -79,7 +80,8 @@ def published_manifest(flags: InitFlags, path: Path) -> Manifest:
     whole = design_layout(design, LayerRange(0, num_layers - 1, is_first_stage=True, is_last_stage=True))
     model = {
         "architecture": "transformers",
-        "source": _source_of(path.resolve()),
+        # Strangers read it: under the home folder it is without whose that is.
+        "source": with_tilde(path.resolve()),
         "revision": flags.revision,
         "layers": num_layers,
         "hidden_size": int(design.config.hidden_size),
@@ -228,12 +230,6 @@ def _lora_fields(lora: "Lora | None", base: Sequence[str]) -> dict[str, Any]:
         "base_dtype": lora.base,
         "base": list(base),
     }
-
-
-def _source_of(path: Path) -> str:
-    """The folder as the manifest names it, which strangers read: under the home directory without whose that is."""
-    home = Path.home()
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def tokenizer_in(folder: Path, vocab_size: int) -> Path | None:

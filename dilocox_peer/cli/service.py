@@ -17,6 +17,7 @@ from dilocox_peer.cli.home import config_home
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import parse_invitation
+from dilocox_peer.paths import expanded
 
 LABEL = "org.dilocox.peer"
 ASK_S = 20.0
@@ -116,7 +117,7 @@ def unit_path(name: str) -> Path:
 
 
 def agent_path(name: str) -> Path:
-    return Path("~/Library/LaunchAgents").expanduser() / f"{LABEL}.{name}.plist"
+    return expanded("~/Library/LaunchAgents") / f"{LABEL}.{name}.plist"
 
 
 def program() -> list[str]:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.paths import expanded
 from dilocox_peer.signing import PUBLIC_KEY_BYTES, SEED_BYTES, SigningKey
 from dilocox_peer.types import PeerId
 
@@ -38,11 +39,11 @@ class Identity:
 
     @classmethod
     def open(cls, path: str | Path, *, flag: str = "--identity-path") -> "Identity":
-        """The identity in path, made if path does not exist. Raises ConfigError: not such a key, not private, in use.
+        """The identity in path, made if path does not exist. Raises ConfigError: not such a key, not private, in use, in nobody's home.
 
         flag: by which another path is given.
         """
-        path = Path(path).expanduser()
+        path = expanded(path)
         try:
             if not path.exists():
                 create_key(path)
@@ -87,7 +88,7 @@ def read_key(path: str | Path, *, flag: str) -> SigningKey:
     Without the lock, which keeps two processes from being one peer of a network: a run's owner is none, and signs
     invitations while a bootstrap redeems others.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     try:
         fd = _open_file(path, flag)
     except FileNotFoundError:

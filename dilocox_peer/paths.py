@@ -1,0 +1,24 @@
+"""Paths with `~` in them, on machines where nobody's home folder is known as well: a container's user that the system does not list."""
+
+from pathlib import Path
+
+from dilocox_peer.errors import ConfigError
+
+
+def expanded(path: str | Path) -> Path:
+    """With the folder that `~` or `~user` stands for. Raises ConfigError where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        if Path(path).parts[0] == "~":
+            raise ConfigError("no home folder is known here: set HOME, or pass --home") from None
+        raise ConfigError(f"{path}: no user of that name has a home folder here: write the whole path") from None
+
+
+def with_tilde(path: Path) -> str:
+    """As a person reads it: `~` for the home folder, if one is known."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return str(path)
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
