@@ -1,6 +1,5 @@
 """`evaluate FOLDER`: the loss of an exported or published model on a text, in nats a token and bits a byte. No run, no network."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from dilocox_peer.cli.flags import EvaluateFlags
 from dilocox_peer.cli.harness import run_tasks
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import NUM_BYTES
+from dilocox_peer.plain_json import plain_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ def evaluate_folder(folder: Path, flags: EvaluateFlags) -> None:
         raise ConfigError(f"{', '.join(map(str, flags.data))}: no text in it; name files with text in them")
     loss, bits = total / tokens, total / max(num_bytes, 1) / math.log(2)
     if flags.log.is_json:
-        typer.echo(json.dumps({"loss": loss, "bits_per_byte": bits, "tokens": tokens, "bytes": num_bytes}))
+        typer.echo(plain_json({"loss": loss, "bits_per_byte": bits, "tokens": tokens, "bytes": num_bytes}))
     else:
         typer.echo(
             f"{folder}: {loss:.4f} nats a token, {bits:.4f} bits a byte; {tokens:,} tokens, {num_bytes:,} bytes, sequences of "

@@ -5,7 +5,6 @@ bootstrap's. It runs at low priority and where there is memory for it; nothing w
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from dilocox_peer.events import Listener, Remark
 from dilocox_peer.events_of_data import Evaluated, TextSampled
 from dilocox_peer.peer.archivist import Archivist
 from dilocox_peer.peer.footprint import available_memory
+from dilocox_peer.plain_json import plain_json
 
 FILE = "evaluations.jsonl"
 PROCESS_BYTES = 700 << 20  # of the child beside the model
@@ -98,7 +98,7 @@ class Evaluation:
                 self._archivist.evaluations.append(event)
                 self._listener(event)
                 with suppress(OSError):
-                    append_line(self._folder / FILE, json.dumps(event.record(wall_time_s)).encode())
+                    append_line(self._folder / FILE, plain_json(event.record(wall_time_s)).encode())
 
     def _tell(self, reason: str) -> None:
         if reason != self._told:

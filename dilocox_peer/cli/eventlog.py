@@ -6,6 +6,7 @@ Lines are written by threads of their own: a pipe that nobody reads, or a disk t
 
 import atexit
 import json
+import math
 import os
 import queue
 import sys
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, reduce
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,7 @@ from rich.console import Console
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Event, Failed, Listener
 from dilocox_peer.peer.status import printable_lines
+from dilocox_peer.plain_json import plain_json
 from dilocox_peer.wire.records import MAX_STAGES
 
 MAX_LINE_BYTES = 1 << 20
@@ -84,7 +86,7 @@ def event_printer(*, as_json: bool) -> Listener:
     def write(event: Event, at_s: float) -> None:
         with suppress(OSError, ValueError):  # whoever read us may be gone, which must not stop us from leaving
             if as_json:
-                out.write(json.dumps(event.record(at_s), allow_nan=True) + "\n")
+                out.write(plain_json(event.record(at_s)) + "\n")
                 out.flush()
             else:
                 write_line(event, at_s, console)
@@ -125,7 +127,7 @@ class EventFile:
         self._queued(event)
 
     def _write(self, event: Event, at_s: float) -> None:
-        line = json.dumps(event.record(at_s), allow_nan=True).encode() + b"\n"
+        line = plain_json(event.record(at_s)).encode() + b"\n"
         with suppress(OSError, ValueError):  # a full disk, or the end: the log must not stop the peer
             if self._file is not None and self._size and self._size + len(line) > self._max_bytes:
                 self._file.close()
@@ -178,11 +180,24 @@ def read_event(record: Mapping[str, Any]) -> tuple[Event, float] | None:
     found = _kinds().get(kind) if isinstance(kind, str) else None
     if found is None or not isinstance(at_s, int | float) or not 0 <= at_s < MAX_TIME_S:
         return None
+    event = _validated(found, record)
+    return (event, float(at_s)) if event is not None and _is_bounded("", event) else None
+
+
+def _validated(kind: TypeAdapter[Any], record: Mapping[str, Any]) -> Event | None:
+    """null stands for a number that was not finite, where a field has no other meaning for it."""
     try:
-        event: Event = found.validate_python(dict(record))
-    except ValidationError:
-        return None
-    return (event, float(at_s)) if _is_bounded("", event) else None
+        event: Event = kind.validate_python(dict(record))
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_context=False)
+        if any(each["type"] != "float_type" or each["input"] is not None for each in wrong):
+            return None
+        filled = json.loads(json.dumps(record))
+        for each in wrong:
+            *way, last = each["loc"]
+            reduce(lambda value, step: value[step], way, filled)[last] = math.nan
+        event = kind.validate_python(filled)
+    return event
 
 
 def _is_bounded(name: str, value: object) -> bool:

@@ -1,7 +1,6 @@
 """`ledger`: what certificates count of each peer, from a live run or from this disk. Every certificate is verified first."""
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from dilocox_peer.errors import ConfigError, ProtocolError, RunUnreachable
 from dilocox_peer.events import short
 from dilocox_peer.invitation import parse_invitation
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.plain_json import plain_json
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run_ledger(flags: LedgerFlags) -> None:
     for remark in books.remarks:
         typer.echo(remark, err=True)
     summary = ledger_summary(books)
-    typer.echo(json.dumps(summary) if flags.as_json else "\n".join(ledger_lines(summary)))
+    typer.echo(plain_json(summary) if flags.as_json else "\n".join(ledger_lines(summary)))
 
 
 async def _from_run(link: str, reader: PeerHome, timeout_s: float) -> Books:

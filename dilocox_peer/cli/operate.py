@@ -4,7 +4,7 @@ A peer of this machine is reached by its control socket; a run, by reading the a
 """
 
 import asyncio
-import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +33,7 @@ from dilocox_peer.peer.control import NotRunning, ask, follow, is_answered, sock
 from dilocox_peer.peer.planning.plan import adapts_inner_steps
 from dilocox_peer.peer.rates import upload_words
 from dilocox_peer.peer.status import Status, printable, stage_words
+from dilocox_peer.plain_json import plain_json
 from dilocox_peer.types import PeerId
 
 WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
@@ -98,7 +99,7 @@ async def _show_peer(home: PeerHome, *, as_json: bool, watch: bool) -> None:
     path = _socket(home)
     while True:
         status = (await ask(path, "status"))["status"]
-        typer.echo(json.dumps(status) if as_json else "\n".join(peer_lines(status, home.folder.name)))
+        typer.echo(plain_json(status) if as_json else "\n".join(peer_lines(status, home.folder.name)))
         if not watch:
             return
         await asyncio.sleep(WATCH_PEER_S)
@@ -160,7 +161,7 @@ def _peer_lines(status: Mapping[str, Any], name: str) -> list[str]:
             f"  {short(PeerId(each['peer']))} had contributions refused {_times(each['times'])}, last in round {each['round']}: {each['reason']}"
         )
     for each in status["contributions_clipped"][-MAX_NAMED:]:
-        word, why = why_it_weighs_less(each["norm"], each["median_norm"], each["factor"])
+        word, why = why_it_weighs_less(*(_number(each[name]) for name in ("norm", "median_norm", "factor")))
         lines.append(
             f"  {short(PeerId(each['peer']))} had contributions {word} {_times(each['times'])}, last in round {each['round']}: {why}"
         )
@@ -310,7 +311,7 @@ async def _show_run(invitation: Invitation, *, as_json: bool, watch: bool) -> No
                 for lease in await open_visit.directory.peers(stage)
             ]
             summary = run_summary(manifest, seen, known)
-            typer.echo(json.dumps(summary) if as_json else "\n".join(run_lines(manifest, summary)))
+            typer.echo(plain_json(summary) if as_json else "\n".join(run_lines(manifest, summary)))
             if not watch:
                 return
             await asyncio.sleep(WATCH_RUN_S)
@@ -392,6 +393,11 @@ def _is_thin(status: Status, stage: int, count: int) -> bool:
 
 def _mbit_s(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8e-6:.2f} Mbit/s"
+
+
+def _number(said: float | None) -> float:
+    """null is one that was not finite."""
+    return math.nan if said is None else said
 
 
 def _loss(value: float | None) -> str:

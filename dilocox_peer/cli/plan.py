@@ -1,6 +1,5 @@
 """`plan`: what a run would be like for so many peers on such lines, before anybody joins it. Reckoned by peer/planning/forecast.py."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from dilocox_peer.config import PRESETS, preset, read_manifest
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import size
+from dilocox_peer.plain_json import plain_json
 
 if TYPE_CHECKING:
     from dilocox_peer.peer.planning.forecast import Forecast, Peers
@@ -51,7 +51,7 @@ def run_plan(flags: PlanFlags) -> None:
     sliced = in_slices(manifest) if chosen is not None else None
     other = forecast(cut_into(sliced, chosen.stages), peers) if chosen is not None and sliced is not None else None
     if flags.as_json:
-        typer.echo(json.dumps(_document(found, chosen, other, peers)))
+        typer.echo(plain_json(_document(found, chosen, other, peers)))
         return
     for line in plan_lines(found, chosen, other, peers, flags):
         typer.echo(line)

@@ -32,6 +32,7 @@ from dilocox_peer.events import Event, Paused, PeerStarted, Resumed, RunJoined, 
 from dilocox_peer.events_of_costs import MonthCounted, NeedsReckoned
 from dilocox_peer.events_of_health import TroublesSeen
 from dilocox_peer.events_of_rounds import OwnerDirected
+from dilocox_peer.plain_json import plain_json
 
 MAX_REQUEST_BYTES = 4096
 MAX_REPLY_BYTES = 1 << 20
@@ -366,7 +367,7 @@ async def _say(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
 
 
 def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, allow_nan=True).encode() + b"\n"
+    return plain_json(record).encode() + b"\n"
 
 
 def _put(queue: "asyncio.Queue[bytes | None]", line: bytes | None) -> None:

@@ -15,6 +15,7 @@ from dilocox_peer.cli.flags import PeerFlags
 from dilocox_peer.cli.operate import send
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.events import Remark, RunJoined
+from dilocox_peer.events_of_data import Evaluated
 from dilocox_peer.peer import control
 from dilocox_peer.peer.control import (
     KEPT,
@@ -150,6 +151,16 @@ async def test_a_subscriber_is_told_the_past_and_the_present_in_order(tmp_path):
     await following
     assert told[0]["event"] == "RunJoined"
     assert [each["round"] for each in told if each["event"] == "RoundCertified"] == list(range(3, 32))
+
+
+async def test_a_loss_that_diverged_is_null_to_a_subscriber(tmp_path):
+    async with server(tmp_path / "s") as running:
+        running.tell(Evaluated(3, float("nan"), 100))
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        writer.write(b'{"command": "subscribe"}\n')
+        assert b"ok" in await reader.readline()
+        assert b'"val_loss": null' in await reader.readline()
+        writer.close()
 
 
 async def test_a_subscriber_that_does_not_read_is_hung_up_on_and_holds_up_nobody(tmp_path):

@@ -2,19 +2,24 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from dilocox_peer.cli.eventlog import EventFile, Queued, append_line, read_event, read_event_file
 from dilocox_peer.cli.replay import Player
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.events import Event, Failed, Remark
+from dilocox_peer.events import Event, Failed, Remark, SeenPeer, SwarmSeen, TrainingProgress
+from dilocox_peer.events_of_data import Evaluated
+from dilocox_peer.events_of_rounds import ContributionClipped
+from dilocox_peer.types import PeerId
 from tests.unit.dashboard_data import events
 
 
@@ -51,6 +56,67 @@ def test_an_event_with_a_number_that_cannot_be_is_none(kind, field, value):
 @pytest.mark.parametrize("loss", [float("inf"), float("nan"), 1e30])
 def test_an_event_of_training_that_diverged_is_one(loss):
     assert read_event(RECORDS["RoundCertified"] | {"train_loss": loss}) is not None
+
+
+def strict(line: str | bytes) -> dict[str, Any]:
+    """As programs read it that know no NaN."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return dict(json.loads(line, parse_constant=refuse))
+
+
+DIVERGED = [
+    Evaluated(3, float("inf"), 100, average_loss=None),
+    TrainingProgress(1, 10, 5120, 1000.0, float("nan"), 500, 400, 2.0),
+    SwarmSeen((0,), (SeenPeer(PeerId("a"), 0, float("nan"), 3, "direct"), SeenPeer(PeerId("b"), 0, 5.0, 3, "direct"))),
+    ContributionClipped(PeerId("a"), 3, float("inf"), 2.0, 0.0),
+]
+
+
+def test_what_diverged_is_null_in_the_file_and_comes_back_as_no_number(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with EventFile(path, max_bytes=10_000, keep=0) as file:
+        for event in DIVERGED:
+            file(event)
+    lines = [strict(line) for line in path.read_bytes().splitlines()]
+    assert [
+        lines[0]["val_loss"],
+        lines[1]["train_loss"],
+        lines[2]["peers"][0]["tokens_per_s"],
+        lines[3]["norm"],
+    ] == 4 * [None]
+    came_back = [event for event, _at_s in read_event_file(path)]
+    assert [type(event) for event in came_back] == [type(event) for event in DIVERGED]
+    gaps = [re.sub(r"\b(inf|nan)\b", "nan", repr(event)) for event in DIVERGED]
+    assert [repr(event) for event in came_back] == gaps
+
+
+def test_a_log_that_was_written_with_nan_is_read_as_before():
+    record = json.loads(json.dumps(DIVERGED[1].record(1.0)))
+    assert "NaN" in json.dumps(record)
+    event, _at_s = read_event(record) or pytest.fail("it is no event any more")
+    assert isinstance(event, TrainingProgress)
+    assert event.train_loss != event.train_loss
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("bytes_sent", None), ("norms", None), ("train_loss", "null"), ("contributors", [None])]
+)
+def test_null_stands_for_a_number_alone(field, value):
+    assert read_event(RECORDS["RoundCertified"] | {"train_loss": None}) is not None
+    assert read_event(RECORDS["RoundCertified"] | {"train_loss": None, field: value}) is None
+
+
+def test_lines_for_programs_are_json(tmp_path):
+    code = (
+        "from dilocox_peer.cli.eventlog import event_printer\n"
+        "from dilocox_peer.events_of_data import Evaluated\n"
+        "event_printer(as_json=True)(Evaluated(3, float('nan'), 100))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60).stdout
+    assert strict(out)["val_loss"] is None
 
 
 def test_the_file_is_rotated_and_old_ones_go(tmp_path):
