@@ -22,6 +22,21 @@ def default_home() -> Path:
     return expanded(data_home) / "dilocox-peer"
 
 
+def chosen_home(home: Path | None) -> Path | None:
+    """What --home has to say where this environment is not, to mean the same; None where nobody has chosen a folder. Raises ConfigError."""
+    if home is None and not os.environ.get("XDG_DATA_HOME"):
+        return None
+    return (home or default_home()).absolute()
+
+
+def config_variables() -> dict[str, str]:
+    """The variables by which this environment says where the file of settings is, with whole paths. Raises ConfigError."""
+    path, is_named = config_path()
+    if path is not None and is_named:
+        return {"DILOCOX_CONFIG": str(path.absolute())}
+    return {"XDG_CONFIG_HOME": str(config_home().absolute())} if os.environ.get("XDG_CONFIG_HOME") else {}
+
+
 def config_path() -> tuple[Path | None, bool]:
     """The file of settings, and whether somebody has named it: $DILOCOX_CONFIG, else config.toml in $XDG_CONFIG_HOME/dilocox-peer; None
     where no home folder is known to look in. Raises ConfigError for one that is named."""

@@ -3,17 +3,18 @@ agent on macOS. What stands in the file is made here, purely; system-wide units 
 
 import os
 import plistlib
+import shlex
 import shutil
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
 
 from dilocox_peer.cli.flags import ServiceFlags
-from dilocox_peer.cli.home import config_home
+from dilocox_peer.cli.home import chosen_home, config_home, config_variables
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import parse_invitation
@@ -41,7 +42,7 @@ def run_service(flags: ServiceFlags) -> None:
             if reason:
                 typer.echo(
                     f"note: it may still run, as it could not be stopped ({reason}): {' && '.join(' '.join(each) for each in commands)}, or "
-                    f"`dilocox-peer leave{flags.peer_home.name_flag}`",
+                    f"`dilocox-peer leave{_peer_flags(flags)}`",
                     err=True,
                 )
         case "show":
@@ -58,9 +59,11 @@ def _install(flags: ServiceFlags, path: Path, *, is_mac: bool) -> None:
         raise ConfigError("service install: give the link that the peer joins")
     link = parse_invitation(flags.link).link  # not as it was typed: one that a mail has wrapped is two lines
     arguments = [*program(), "join", link, "--name", name, "--plain", "--no-detach"]
-    if flags.home is not None:
-        arguments += ["--home", str(flags.home.absolute())]
-    content = plist(name, arguments) if is_mac else unit(name, arguments).encode()
+    # Its manager's environment is not this shell's.
+    if (home := chosen_home(flags.home)) is not None:
+        arguments += ["--home", str(home)]
+    variables = config_variables()
+    content = plist(name, arguments, variables) if is_mac else unit(name, arguments, variables).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [content], mode=0o600)  # an invitation is in it
@@ -75,9 +78,15 @@ def _install(flags: ServiceFlags, path: Path, *, is_mac: bool) -> None:
         raise ConfigError(
             f"it is written, and not started ({reason}): {' && '.join(' '.join(each) for each in commands)}"
         )
-    typer.echo("started; `dilocox-peer status` says how it does" + (f" --name {name}" if name != "default" else ""))
+    typer.echo(f"started; `dilocox-peer status{_peer_flags(flags)}` says how it does")
     if not is_mac:
         typer.echo("`loginctl enable-linger` has it go on when you log out")
+
+
+def _peer_flags(flags: ServiceFlags) -> str:
+    """What a command to the peer has to say, from whichever shell."""
+    home = chosen_home(flags.home)
+    return flags.peer_home.name_flag + ("" if home is None else f" --home {shlex.quote(str(home))}")
 
 
 def _tell(commands: Sequence[Sequence[str]]) -> str:
@@ -128,8 +137,9 @@ def program() -> list[str]:
     return [sys.executable, "-m", "dilocox_peer"]
 
 
-def unit(name: str, arguments: Sequence[str]) -> str:
-    """Of systemd's user manager; each argument quoted as it reads them."""
+def unit(name: str, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Of systemd's user manager; each argument and variable quoted as it reads them. Raises ConfigError."""
+    environment = "".join(f"Environment={_in_quotes(f'{key}={value}')}\n" for key, value in variables.items())
     return f"""# Written by `dilocox-peer service install`; `dilocox-peer service uninstall` takes it away.
 [Unit]
 Description=dilocox-peer {name}
@@ -138,7 +148,7 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=exec
-ExecStart={" ".join(map(quoted, arguments))}
+{environment}ExecStart={" ".join(map(quoted, arguments))}
 Restart=on-failure
 RestartSec={RESTART_S}
 # 2: wrong settings, 4: refused by the run. Trying again would not help.
@@ -158,7 +168,12 @@ WantedBy=default.target
 
 def quoted(argument: str) -> str:
     """As systemd reads a word of ExecStart: in double quotes, with what it would replace doubled. Raises ConfigError."""
-    plain = writable(argument).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return _in_quotes(argument).replace("$", "$$")
+
+
+def _in_quotes(word: str) -> str:
+    """As it reads one of Environment, where $ stands for itself."""
+    plain = writable(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{plain}"'
 
 
@@ -169,12 +184,13 @@ def writable(argument: str) -> str:
     return argument
 
 
-def plist(name: str, arguments: Sequence[str]) -> bytes:
+def plist(name: str, arguments: Sequence[str], variables: Mapping[str, str]) -> bytes:
     """Of launchd: starts at login, and again when it did not end well. Exit codes cannot be told apart there. Raises ConfigError."""
     return plistlib.dumps(
         {
             "Label": f"{LABEL}.{name}",
             "ProgramArguments": list(map(writable, arguments)),
+            "EnvironmentVariables": {key: writable(value) for key, value in variables.items()},
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": RESTART_S,

@@ -26,15 +26,32 @@ PEER = SigningKey(bytes(32)).peer_id
 LINK = format_invitation(Invitation(RunId("ab" * 32), (f"/ip4/127.0.0.1/tcp/4711/p2p/{PEER}",)))
 
 
-def run(tmp_path: Path, *arguments: str, most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
-    """most_bytes: of a file that it writes, as on a full disk."""
+def run(
+    tmp_path: Path, *arguments: str, most_bytes: int | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """With a --home, unless a variable says where that is. most_bytes: of a file that it writes, as on a full disk."""
+    home = [] if "XDG_DATA_HOME" in variables else ["--home", str(tmp_path / "home")]
     limited = (
         partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most_bytes, most_bytes)) if most_bytes is not None else None
     )
     return subprocess.run(
-        [sys.executable, "-m", "dilocox_peer", "service", *arguments, "--home", str(tmp_path / "home")],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}, preexec_fn=limited,
+        [sys.executable, "-m", "dilocox_peer", "service", *arguments, *home],
+        capture_output=True, text=True, timeout=60, preexec_fn=limited,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path), **variables},
     )  # fmt: skip
+
+
+def started(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """What `join` is given by the unit, and the variables that it has."""
+    lines = path.read_text().replace("%%", "%").splitlines()
+    [line] = [line for line in lines if line.startswith("ExecStart=")]
+    words = shlex.split(line.removeprefix("ExecStart=").replace("$$", "$"))
+    assert Path(words[0]).is_absolute()
+    join = words[words.index("join") + 1 :]
+    group: Any = typer.main.get_command(app)
+    given = group.commands["join"].make_context("join", list(join)).params
+    variables = [shlex.split(line.partition("=")[2]) for line in lines if line.startswith("Environment=")]
+    return given, dict(each.split("=", 1) for [each] in variables)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="launchd's agents are written there")
@@ -47,12 +64,8 @@ def test_it_writes_a_unit_that_starts_this_program_and_takes_it_away(tmp_path):
         "systemctl --user enable dilocox-peer-a.service && systemctl --user restart dilocox-peer-a.service"
         in done.stdout
     )
-    line = next(line for line in path.read_text().splitlines() if line.startswith("ExecStart="))
-    words = shlex.split(line.removeprefix("ExecStart="))
-    assert Path(words[0]).is_absolute()
-    join = words[words.index("join") + 1 :]
-    group: Any = typer.main.get_command(app)
-    given = group.commands["join"].make_context("join", list(join)).params
+    given, variables = started(path)
+    assert variables == {"XDG_CONFIG_HOME": str(tmp_path)}
     assert (given["link"], given["name"], given["plain"], given["home"]) == (LINK, "a", True, tmp_path / "home")
     assert path.read_text() in run(tmp_path, "show", "--name", "a").stdout
     if shutil.which("systemd-analyze"):
@@ -62,6 +75,32 @@ def test_it_writes_a_unit_that_starts_this_program_and_takes_it_away(tmp_path):
         assert [line for line in found.stderr.splitlines() if path.name in line] == []
     assert run(tmp_path, "uninstall", "--name", "a").returncode == 0
     assert not path.exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="launchd's agents are written there")
+def test_the_service_has_the_home_and_the_settings_of_who_installs_it(tmp_path):
+    settings = tmp_path / "my settings $1.toml"
+    settings.write_text("")
+    done = run(
+        tmp_path, "install", LINK, "--no-start", DILOCOX_CONFIG=str(settings), XDG_DATA_HOME=str(tmp_path / "data")
+    )
+    assert done.returncode == 0, done.stderr
+    given, variables = started(tmp_path / "systemd" / "user" / "dilocox-peer-default.service")
+    assert given["home"] == tmp_path / "data" / "dilocox-peer"
+    assert variables == {"DILOCOX_CONFIG": str(settings)}
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="of systemd")
+def test_the_commands_that_it_names_find_the_peer_from_any_shell(tmp_path):
+    systemctl = tmp_path / "bin" / "systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text('#!/bin/sh\n[ "$2" != disable ]\n')
+    systemctl.chmod(0o700)
+    on_path = f"{systemctl.parent}{os.pathsep}{os.environ['PATH']}"
+    done = run(tmp_path, "install", LINK, "--name", "a", PATH=on_path)
+    assert f"`dilocox-peer status --name a --home {tmp_path / 'home'}`" in done.stdout, done.stderr
+    done = run(tmp_path, "uninstall", "--name", "a", PATH=on_path, XDG_DATA_HOME=str(tmp_path / "my data"))
+    assert f"`dilocox-peer leave --name a --home '{tmp_path / 'my data' / 'dilocox-peer'}'`" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="launchd's agents are written there")
@@ -95,7 +134,9 @@ def test_a_link_that_a_mail_has_wrapped_is_written_on_one_line(tmp_path):
 def test_what_would_be_another_line_is_refused(argument):
     for written in (unit, plist):
         with pytest.raises(ConfigError, match="no service's file can hold") as refused:
-            written("a", ["join", argument])
+            written("a", ["join", argument], {})
+        with pytest.raises(ConfigError, match="no service's file can hold"):
+            written("a", ["join"], {"DILOCOX_CONFIG": argument})
         assert str(refused.value).isprintable()
 
 
@@ -136,8 +177,9 @@ def test_where_nothing_can_be_started_it_says_so_and_how(tmp_path):
 
 
 def test_an_agent_of_launchd_has_the_same_words():
-    found = plistlib.loads(plist("a", ["/bin/dilocox-peer", "join", LINK]))
+    found = plistlib.loads(plist("a", ["/bin/dilocox-peer", "join", LINK], {"DILOCOX_CONFIG": "/a"}))
     assert found["ProgramArguments"] == ["/bin/dilocox-peer", "join", LINK]
+    assert found["EnvironmentVariables"] == {"DILOCOX_CONFIG": "/a"}
     assert found["Label"] == "org.dilocox.peer.a"
     assert found["KeepAlive"] == {"SuccessfulExit": False}
     assert found["RunAtLoad"] is True
@@ -147,4 +189,4 @@ def test_an_agent_of_launchd_has_the_same_words():
 def test_nothing_that_is_typed_is_read_otherwise_by_systemd(argument):
     words = shlex.split(quoted(argument))
     assert [word.replace("%%", "%").replace("$$", "$") for word in words] == [argument]
-    assert quoted(argument) in unit("a", [argument])
+    assert quoted(argument) in unit("a", [argument], {})
