@@ -30,11 +30,12 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Positional:
-    """An argument that is told from others by its place."""
+    """An argument that is told from others by its place. variable: of the environment, that says it where it is not typed."""
 
     help: str
     shown: str | bool = True
     metavar: str | None = None
+    variable: str | None = None
 
 
 def num_threads(what: str, *, shown: str | bool = True) -> Flag:

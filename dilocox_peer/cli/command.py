@@ -88,7 +88,7 @@ def _parameters(flags: Any, prefix: str) -> Iterator[inspect.Parameter]:
 
 
 def _argument(mark: Positional) -> Any:
-    return typer.Argument(help=mark.help, show_default=mark.shown, metavar=mark.metavar)
+    return typer.Argument(help=mark.help, show_default=mark.shown, metavar=mark.metavar, envvar=mark.variable)
 
 
 def _option(mark: Flag, field: str, prefix: str) -> Any:

@@ -240,7 +240,7 @@ class BootstrapFlags(OfPeer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinFlags(OfPeer):
-    link: Annotated[str, Positional("The dilocox:// link that `bootstrap` printed.")]
+    link: Annotated[str, Positional("The dilocox:// link that `bootstrap` printed.", variable="DILOCOX_LINK")]
     name: Name = "default"
     choices: Choices
     plain: Annotated[bool, Flag("Plain lines in a terminal too, no dashboard.")] = False
@@ -300,7 +300,7 @@ class LeaveFlags(OfPeer):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFlags(OfPeer):
     what: Annotated[str, Positional("install, uninstall or show.", metavar="WHAT")]
-    link: Annotated[str | None, Positional("The dilocox:// link to join.", shown=False)] = None
+    link: Annotated[str | None, Positional("The dilocox:// link to join.", shown=False, variable="DILOCOX_LINK")] = None
     start: Annotated[bool, Flag("Start it now, and with every session.", has_opposite=True)] = True
     name: Name = "default"
     home: Home = None

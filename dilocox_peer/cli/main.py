@@ -2,7 +2,7 @@
 imported when it runs, so that `--help` loads neither torch nor hivemind.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 cannot reach the run, 4 refused by the run, 130 interrupted.
-Every flag has an environment variable: DILOCOX_<COMMAND>_<FLAG>, e.g. DILOCOX_JOIN_NAME. `_` may stand for `-` in flags.
+Every flag has an environment variable: DILOCOX_<COMMAND>_<FLAG>, e.g. DILOCOX_JOIN_NAME; DILOCOX_LINK is the link that is joined. `_` may stand for `-` in flags.
 """
 
 import errno

@@ -58,11 +58,12 @@ def _install(flags: ServiceFlags, path: Path, *, is_mac: bool) -> None:
     if flags.link is None:
         raise ConfigError("service install: give the link that the peer joins")
     link = parse_invitation(flags.link).link  # not as it was typed: one that a mail has wrapped is two lines
-    arguments = [*program(), "join", link, "--name", name, "--plain", "--no-detach"]
+    arguments = [*program(), "join", "--name", name, "--plain", "--no-detach"]
     # Its manager's environment is not this shell's.
     if (home := chosen_home(flags.home)) is not None:
         arguments += ["--home", str(home)]
-    variables = config_variables()
+    # The link, which may be an invitation, not among the arguments: whoever uses the machine sees those.
+    variables = {"DILOCOX_LINK": link, **config_variables()}
     content = plist(name, arguments, variables) if is_mac else unit(name, arguments, variables).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ Nothing is started here; `systemd-analyze` reads the units where it is installed
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,9 @@ def assert_runs(arguments: list[str]) -> None:
 
 
 def assert_is_variable(name: str) -> None:
-    """DILOCOX_<COMMAND>_<FLAG> of a flag that exists."""
+    """DILOCOX_<COMMAND>_<FLAG> of a flag that exists, or DILOCOX_LINK."""
+    if name == "DILOCOX_LINK":
+        return
     command, _, flag = name.removeprefix("DILOCOX_").lower().partition("_")
     assert f"--{flag.replace('_', '-')}" in options_of(command), name
 
@@ -135,6 +138,36 @@ def test_systemd_finds_the_units_hardened(tmp_path):
         if "--offline" in done.stderr:
             pytest.skip("this systemd-analyze judges running units only")
         assert done.returncode == 0, done.stdout[-300:] + done.stderr
+
+
+def link_of(arguments: list[str]) -> object:
+    """What `join` takes for its link of these arguments, with DILOCOX_LINK set to a link."""
+    root: Any = typer.main.get_command(app)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DILOCOX_LINK", "dilocox://x")
+        return root.commands["join"].make_context("join", arguments).params["link"]
+
+
+def test_an_invitation_is_in_no_argument_of_a_unit():
+    """`ps` shows those to everybody; the environment is for the user that it runs as."""
+    (line,) = directives(DEPLOY / "systemd" / "dilocox-peer@.service")["ExecStart"]
+    assert "DILOCOX_LINK" not in line
+    assert link_of(shlex.split(line)[2:]) == "dilocox://x"
+    assert "EnvironmentFile" in directives(DEPLOY / "systemd" / "dilocox-peer@.service")
+    command, *arguments = services()["peer"]["command"]
+    assert command == "join"
+    assert link_of(arguments) == "dilocox://x"
+    assert services()["peer"]["environment"]["DILOCOX_LINK"] == "${DILOCOX_LINK:-}"
+
+
+def test_the_guide_writes_invitations_into_files_of_root_alone(tmp_path):
+    [line] = re.findall(r"^echo .*DILOCOX_LINK=.*$", GUIDE.read_text(), flags=re.MULTILINE)
+    path = tmp_path / "a.env"
+    subprocess.run(
+        ["sh", "-c", f"umask 022; {line.replace('/etc/dilocox-peer/a.env', str(path))}"], check=True, timeout=60
+    )
+    assert path.read_text() == "DILOCOX_LINK=dilocox://...\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 # -- Docker

@@ -49,9 +49,13 @@ def started(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     assert Path(words[0]).is_absolute()
     join = words[words.index("join") + 1 :]
     group: Any = typer.main.get_command(app)
-    given = group.commands["join"].make_context("join", list(join)).params
     variables = [shlex.split(line.partition("=")[2]) for line in lines if line.startswith("Environment=")]
-    return given, dict(each.split("=", 1) for [each] in variables)
+    environment = dict(each.split("=", 1) for [each] in variables)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        given = group.commands["join"].make_context("join", join).params
+    return given, environment
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="launchd's agents are written there")
@@ -65,7 +69,8 @@ def test_it_writes_a_unit_that_starts_this_program_and_takes_it_away(tmp_path):
         in done.stdout
     )
     given, variables = started(path)
-    assert variables == {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert variables == {"DILOCOX_LINK": LINK, "XDG_CONFIG_HOME": str(tmp_path)}
+    assert "dilocox://" not in path.read_text().partition("ExecStart=")[2], "`ps` shows arguments to everybody"
     assert (given["link"], given["name"], given["plain"], given["home"]) == (LINK, "a", True, tmp_path / "home")
     assert path.read_text() in run(tmp_path, "show", "--name", "a").stdout
     if shutil.which("systemd-analyze"):
@@ -87,7 +92,7 @@ def test_the_service_has_the_home_and_the_settings_of_who_installs_it(tmp_path):
     assert done.returncode == 0, done.stderr
     given, variables = started(tmp_path / "systemd" / "user" / "dilocox-peer-default.service")
     assert given["home"] == tmp_path / "data" / "dilocox-peer"
-    assert variables == {"DILOCOX_CONFIG": str(settings)}
+    assert variables == {"DILOCOX_LINK": LINK, "DILOCOX_CONFIG": str(settings)}
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="of systemd")
