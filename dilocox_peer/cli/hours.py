@@ -15,7 +15,7 @@ WEEK_S = 7 * DAY_S
 LOOK_S = 30.0  # the clock may be set, the machine may sleep
 WHO = "hours"
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_SPAN = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))? +)?(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
+_SPAN = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))? +)?([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})")
 
 
 @dataclass(frozen=True, slots=True)

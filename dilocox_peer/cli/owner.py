@@ -248,6 +248,6 @@ def _value(flags: OwnerFlags, what: str) -> str:
 
 def _whole(flags: OwnerFlags, what: str) -> int:
     text = _value(flags, what)
-    if not text.isdecimal() or not 0 < int(text) <= 1_000_000:
+    if not re.fullmatch(r"[0-9]{1,7}", text) or not 0 < int(text) <= 1_000_000:
         raise ConfigError(f"owner {flags.what} {text[:40]}: write {what}, as a whole number")
     return int(text)

@@ -1,6 +1,7 @@
 """What a volunteer decides of a session, and where it stands. Each of the decisions is a flag of `join`, declared here and
 nowhere else; so this loads nothing heavy: `--help` reads it."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -152,7 +153,7 @@ class AtMost:
 def cards(gpus: str) -> str:
     """What --device is to say for `--gpus`. Raises ConfigError for what names no cards."""
     numbers = [each.strip() for each in gpus.split(",")]
-    if not all(each.isdecimal() and len(each) < 4 for each in numbers):
+    if not all(re.fullmatch(r"[0-9]{1,3}", each) for each in numbers):
         raise ConfigError(f"--gpus {gpus}: numbers of cards with commas between, as nvidia-smi lists them, e.g. 0,1")
     return ",".join(f"cuda:{int(each)}" for each in numbers)
 

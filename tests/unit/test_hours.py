@@ -53,7 +53,7 @@ def test_a_night_that_begins_on_sunday_ends_on_monday():
     assert not Hours.parse("sun-mon 1:00-2:00").has(2 * DAY_S + HOUR)
 
 
-@pytest.mark.parametrize("text", ["", "22-7", "22:00", "25:00-07:00", "22:60-07:00", "07:00-07:00", "00:00-24:00", "a:b-c:d", "24:30-07:00", "mo 1:00-2:00", "mon-fri", "mon 1:00-1:00", "1:00-2:00,", "mon-sun 00:00-24:00", "00:00-12:00, 12:00-24:00"])  # fmt: skip
+@pytest.mark.parametrize("text", ["", "\u0662\u0662:00-07:00", "22-7", "22:00", "25:00-07:00", "22:60-07:00", "07:00-07:00", "00:00-24:00", "a:b-c:d", "24:30-07:00", "mo 1:00-2:00", "mon-fri", "mon 1:00-1:00", "1:00-2:00,", "mon-sun 00:00-24:00", "00:00-12:00, 12:00-24:00"])  # fmt: skip
 def test_what_is_no_schedule_is_refused_in_one_line(text):
     with pytest.raises(ConfigError, match=r"--hours .*") as error:
         Hours.parse(text)

@@ -42,6 +42,10 @@ def test_a_bootstrap_of_the_run_is_not_banned(said, tmp_path, capsys):
     [
         ("rate", None, "owner rate: write what the learning rate is multiplied by, 0.001 to 10 behind it"),
         ("rate", "eleven", "owner rate eleven: write what"),
+        ("stop", "9" * 5000, r"owner stop 9{40}: write a round, as a whole number"),
+        ("extend", "1" + "0" * 5000, "owner extend 10{39}: write how many rounds"),
+        ("stop", "\u0664\u0660", "owner stop \u0664\u0660: write a round, as a whole number"),
+        ("stop", "0", "owner stop 0: write a round"),
         ("show", "7", "owner show takes nothing behind it, not '7'"),
     ],
 )

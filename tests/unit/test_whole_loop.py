@@ -112,7 +112,7 @@ def test_what_one_device_cannot_compute_is_raised_when_all_are_done():
 def test_gpus_are_devices_by_number():
     assert cards("0") == "cuda:0"
     assert cards("0, 1,02") == "cuda:0,cuda:1,cuda:2"
-    for wrong in ("", "0,", "a", "0;1", "-1", "0,1234"):
+    for wrong in ("", "0,", "a", "0;1", "-1", "0,1234", "\u0661"):
         with pytest.raises(ConfigError, match="numbers of cards with commas between"):
             cards(wrong)
 
