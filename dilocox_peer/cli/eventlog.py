@@ -5,10 +5,12 @@ Lines are written by threads of their own: a pipe that nobody reads, or a disk t
 """
 
 import atexit
+import errno
 import json
 import math
 import os
 import queue
+import stat
 import sys
 import threading
 import time
@@ -98,18 +100,21 @@ def event_printer(*, as_json: bool) -> Listener:
 
 class EventFile:
     """A listener that appends each event to a JSONL file; when it is `max_bytes` long it becomes FILE.1, FILE.1 becomes
-    FILE.2, and at most `keep` old ones stay."""
+    FILE.2, and at most `keep` old ones stay. A pipe or a device stays what it is."""
 
     def __init__(self, path: Path, *, max_bytes: int, keep: int) -> None:
-        """Raises ConfigError when it cannot be written."""
+        """Raises ConfigError when it cannot be written, or is a pipe that nobody reads."""
         self._path = path
         self._max_bytes = max_bytes
         self._keep = keep
         self._file: FileIO | None = None
         self._size, self._is_cut = 0, False  # of the file; whether its last line wants its end
+        self._room: float = max_bytes
         try:
             self._open()
         except OSError as error:
+            if error.errno == errno.ENXIO and path.is_fifo():
+                raise ConfigError(f"--log-file {path} is a pipe that nobody reads: start its reader first") from None
             raise ConfigError(f"--log-file {path} cannot be written: {error.strerror}") from None
         self._queued = Queued(self._write)
 
@@ -129,7 +134,7 @@ class EventFile:
     def _write(self, event: Event, at_s: float) -> None:
         line = plain_json(event.record(at_s)).encode() + b"\n"
         with suppress(OSError, ValueError):  # a full disk, or the end: the log must not stop the peer
-            if self._file is not None and self._size and self._size + len(line) > self._max_bytes:
+            if self._file is not None and self._size and self._size + len(line) > self._room:
                 self._file.close()
                 self._file = None
                 self._shift()
@@ -141,8 +146,9 @@ class EventFile:
 
     def _open(self) -> FileIO:
         """Raises OSError."""
-        self._file = file = self._path.open("ab", buffering=0)
-        self._size = os.fstat(file.fileno()).st_size
+        self._file = file = FileIO(self._path, "ab", opener=_at_once)
+        status = os.fstat(file.fileno())
+        self._size, self._room = status.st_size, self._max_bytes if stat.S_ISREG(status.st_mode) else math.inf
         self._is_cut = _ends_cut(self._path, self._size)
         return file
 
@@ -156,6 +162,13 @@ class EventFile:
             free = next((number for number in range(1, self._keep) if not names[number].exists()), self._keep)
             for number in range(free, 0, -1):
                 names[number - 1].replace(names[number])
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens without waiting for who reads a pipe; what is written there waits, in the thread that writes. Raises OSError."""
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(handle, True)
+    return handle
 
 
 def append_line(path: Path, line: bytes) -> None:

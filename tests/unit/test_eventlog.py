@@ -241,6 +241,30 @@ def test_a_file_that_cannot_be_is_one_line(tmp_path):
         EventFile(tmp_path / "no" / "where", max_bytes=1, keep=1)
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_that_nobody_reads_is_told_and_one_that_is_read_stays_a_pipe(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match=f"--log-file {path} is a pipe that nobody reads"):
+        EventFile(path, max_bytes=100, keep=1)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with EventFile(path, max_bytes=100, keep=1) as file:
+        for index in range(9):
+            file(Remark(f"number {index:03}"))
+    with os.fdopen(reader, "rb") as lines:
+        assert [json.loads(line)["text"] for line in lines] == [f"number {index:03}" for index in range(9)]
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_device_is_not_moved_out_of_the_way(tmp_path):
+    path = tmp_path / "null"
+    path.symlink_to(os.devnull)
+    with EventFile(path, max_bytes=100, keep=1) as file:
+        for index in range(9):
+            file(Remark(f"number {index:03}"))
+    assert [each.name for each in tmp_path.iterdir()] == ["null"]
+
+
 def test_a_player_gives_what_is_due_at_its_speed_and_stops_when_told():
     player = Player([(Remark("a"), 100.0), (Remark("b"), 101.0), (Remark("c"), 130.0)], speed=2.0)
     assert texts(player.advance(0.25)) == ["a"]
