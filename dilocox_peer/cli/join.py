@@ -43,6 +43,7 @@ from dilocox_peer.peer.settings import (
     OnBattery,
     SessionSettings,
     cards,
+    check_device,
     relay_bytes_per_s,
 )
 from dilocox_peer.peer.startup import StartUp, StartupStep
@@ -76,6 +77,7 @@ def run_join(flags: JoinFlags) -> None:
         raise ConfigError("--gpus and --device both say where to compute: take one of them")
     if choices.gpus:
         cards(choices.gpus)
+    check_device(choices.device)
     check_base_bits(choices.base_bits)
     hours = Hours.parse(flags.hours) if flags.hours is not None else None
     for flag, mbit_s in (("--max-upload", flags.at_most.max_upload), ("--max-download", flags.at_most.max_download)):

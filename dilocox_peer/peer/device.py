@@ -3,7 +3,7 @@
 import torch
 
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.peer.settings import cards
+from dilocox_peer.peer.settings import cards, check_device
 
 AUTO = "auto"
 
@@ -34,6 +34,7 @@ def chosen_cards(gpus: str) -> str:
 def chosen_device(wanted: str, precision: str = "float32") -> str:
     """The device for `--device`; auto: cuda, xpu, mps or cpu, the first there is. Raises ConfigError when torch cannot
     compute there, in this precision."""
+    check_device(wanted)
     device = _usable(wanted)
     if precision == "float32":
         return device

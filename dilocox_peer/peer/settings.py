@@ -158,6 +158,14 @@ def cards(gpus: str) -> str:
     return ",".join(f"cuda:{int(each)}" for each in numbers)
 
 
+def check_device(wanted: str) -> None:
+    """Raises ConfigError for what `--device` cannot mean on any machine."""
+    if not all(re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:[0-9]{1,3})?", each.strip()) for each in wanted.split(",")):
+        raise ConfigError(
+            f"--device {wanted} is no device: use auto, cpu, mps, xpu, cuda, or cuda:N for one of several cards; commas between several"
+        )
+
+
 def relay_bytes_per_s(said: str) -> float | None:
     """The budget of `--relay`; None: it passes nothing on. Raises ConfigError."""
     if said == "off":

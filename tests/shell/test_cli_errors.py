@@ -248,6 +248,8 @@ def test_cards_that_are_not_here_are_named_before_anybody_is_asked(tmp_path):
     ("flag", "value", "needle"),
     [
         ("--gpus", "a", "--gpus a: numbers of cards with commas"),
+        ("--device", "cuba", "--device cuba is no device: use auto, cpu, mps, xpu, cuda, or cuda:N"),
+        ("--device", "cuda:0,cuda:b", "--device cuda:0,cuda:b is no device"),
         ("--base-bits", "3", "--base-bits 3: 8 or 4; leave it out"),
     ],
 )

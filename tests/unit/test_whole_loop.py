@@ -1,5 +1,6 @@
 """The training loop of a whole model: when it steps."""
 
+import re
 from itertools import count
 
 import numpy as np
@@ -14,7 +15,7 @@ from dilocox_peer.model.architecture import build_model
 from dilocox_peer.model.team import Team
 from dilocox_peer.peer.device import chosen_cards, chosen_devices
 from dilocox_peer.peer.planning.timetable import Timetable
-from dilocox_peer.peer.settings import cards
+from dilocox_peer.peer.settings import cards, check_device
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.whole_loop import WholeLoop
 from dilocox_peer.types import PeerId
@@ -115,6 +116,16 @@ def test_gpus_are_devices_by_number():
     for wrong in ("", "0,", "a", "0;1", "-1", "0,1234", "\u0661"):
         with pytest.raises(ConfigError, match="numbers of cards with commas between"):
             cards(wrong)
+
+
+def test_a_device_that_no_machine_has_is_told_without_the_librarys_list():
+    for name in ("auto", "cpu", "mps", "xpu", "cuda", "cuda:7", "cuda:0,cuda:1", "cuda:0, cpu", "xpu:1"):
+        check_device(name)
+    for name in ("", "gpu", "cuda:", "cuda:x", "cuda:0;cuda:1", "cuda:0,", "CPU", "meta", "cuda:1234"):
+        with pytest.raises(ConfigError, match=f"^--device {re.escape(name)} is no device: use auto, cpu"):
+            check_device(name)
+    with pytest.raises(ConfigError, match=r"^--device meta is no device"):
+        chosen_devices("meta")
 
 
 def test_a_card_that_is_named_twice_or_is_not_here_is_told_in_the_flags_words():
