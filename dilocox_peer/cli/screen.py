@@ -19,7 +19,7 @@ from rich.style import Style
 
 from dilocox_peer.cli.demo_table import size as size_of
 from dilocox_peer.cli.demo_table import sparkline
-from dilocox_peer.cli.screen_help import help_lines
+from dilocox_peer.cli.screen_help import help_page
 from dilocox_peer.cli.trouble_strip import trouble_strip
 from dilocox_peer.durations import duration
 from dilocox_peer.events import short
@@ -43,10 +43,10 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What of it is looked at. panel: alone; quit_word: what q does here; note: of who shows it (a replay's speed)."""
+    """What of it is looked at. panel: alone; help: its page, from 1 on; quit_word: what q does here; note: of who shows it (a replay's speed)."""
 
     panel: Panel | None = None
-    help: bool = False
+    help: int = 0
     quit_word: str = "leave"
     may_pause: bool = True
     note: str = ""
@@ -61,7 +61,8 @@ def render(status: Status, size: Size, now: float, view: View = View()) -> "Pict
     if panel is None and (width < MIN_WIDTH or height < MIN_HEIGHT):
         panel = 1
     if view.help:
-        lines = _box("help", help_lines(width - 4, view.quit_word, may_pause=view.may_pause), width, body)
+        title, lines, more = help_page(view.help, width, height, view.quit_word, may_pause=view.may_pause)
+        lines = _box(title, lines, width, body, right=more)
     else:
         strip = trouble_strip(status, width, now, most=max(1, body // 6, min(3, body // 3)))
         room = body - len(strip)
@@ -162,6 +163,8 @@ def _footer(status: Status, width: int, view: View) -> Line:
     keys = [("q", view.quit_word), ("1-4", "panel"), ("l", "log"), ("?", "help")]
     if view.may_pause:
         keys.insert(1, ("p", pause))
+    if sum(len(f"{key} {word}   ") for key, word in keys) > width:  # the help has them all
+        keys.insert(1, keys.pop())
     line: Line = [(" ", "")]
     for key, word in keys:
         line += [(key, "bold"), (f" {word}   ", "dim")]

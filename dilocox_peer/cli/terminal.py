@@ -21,6 +21,7 @@ from rich.console import Console
 
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.cli.screen import Panel, Picture, Size, View, render
+from dilocox_peer.cli.screen_help import next_page
 from dilocox_peer.errors import DilocoxError
 from dilocox_peer.events import Remark
 from dilocox_peer.peer.status import printable
@@ -217,14 +218,16 @@ class Dashboard:
             case "p" if self._on_pause is not None:
                 self._on_pause(self._observer.read(lambda status: status.paused is None))
             case "?" | "h":
-                self._view = replace(view, help=not view.help)
+                size = self._terminal.size
+                page = next_page(view.help, size.width, size.height, view.quit_word, may_pause=view.may_pause)
+                self._view = replace(view, help=page)
             case "l":
-                self._view = replace(view, help=False, panel=None if view.panel == 4 else 4)
+                self._view = replace(view, help=0, panel=None if view.panel == 4 else 4)
             case "1" | "2" | "3" | "4":
                 panel = cast("Panel", int(key))
-                self._view = replace(view, help=False, panel=None if view.panel == panel else panel)
+                self._view = replace(view, help=0, panel=None if view.panel == panel else panel)
             case "0":
-                self._view = replace(view, help=False, panel=None)
+                self._view = replace(view, help=0, panel=None)
             case _:
                 self._on_key(key)
 

@@ -73,7 +73,7 @@ def is_text(line: str) -> bool:
 @pytest.mark.parametrize("words", HOSTILE, ids=range(20))
 def test_the_dashboard_at_80x24_is_24_lines_of_80_printable_cells(words: str) -> None:
     found, now = status_with(words)
-    for view in (View(), *(View(panel=number) for number in (1, 2, 3, 4)), View(help=True)):
+    for view in (View(), *(View(panel=number) for number in (1, 2, 3, 4)), View(help=1)):
         lines = ["".join(text for text, _style in line) for line in render(found, SIZE, now, view).lines]
         assert len(lines) == SIZE.height
         for line in lines:

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dilocox_peer.cli.screen import Size, View, render
+from dilocox_peer.cli.screen_help import next_page
 from dilocox_peer.events import Failed, PeerStarted, SeenPeer, SwarmSeen
 from dilocox_peer.events_of_health import Trouble, TroublesSeen
 from dilocox_peer.peer.status import Status
@@ -37,7 +38,9 @@ def test_a_peer_in_the_middle_of_its_run(size):
 
 
 @pytest.mark.parametrize("size", [Size(80, 24), Size(120, 40), Size(76, 20), Size(60, 15), Size(200, 60), Size(1, 1)])
-@pytest.mark.parametrize("view", [View(), View(panel=1), View(panel=2), View(panel=3), View(panel=4), View(help=True)])
+@pytest.mark.parametrize(
+    "view", [View(), View(panel=1), View(panel=2), View(panel=3), View(panel=4), View(help=1), View(help=9)]
+)
 @pytest.mark.parametrize("moment", ["nothing yet", "joined", "working"])
 def test_every_picture_fills_its_size_exactly(size, view, moment):
     found, now = Status(), 0.0
@@ -145,9 +148,39 @@ def test_a_long_reason_is_whole_in_the_log_alone_and_cut_in_the_small_panel():
 
 
 def test_the_help_is_whole_at_the_smallest_size():
-    text = text_of(Status(), 0.0, Size(80, 24), View(help=True))
+    text = text_of(Status(), 0.0, Size(80, 24), View(help=1))
     assert "…" not in text
     assert "byte this peer sent" in text
+
+
+HELP = ["q", "p", "1 2 3 4", "l", "?", "◆ ★ ● ○", "◌ ‖ ✖", "thin", "≥", "who", "delay", "* ✖ ⇣", "less"]
+
+
+@pytest.mark.parametrize("size", [Size(40, 12), Size(24, 8), Size(60, 15), Size(20, 6), Size(80, 24)], ids=str)
+def test_every_sign_is_reached_however_small_the_terminal(size):
+    pages, page = list[str](), 1
+    while page:
+        text = text_of(Status(), 0.0, size, View(help=page))
+        assert "…" not in text.partition("\n")[2].rpartition("\n")[0], "what a sign means is cut"
+        pages.append(text)
+        assert len(pages) < 99
+        page = next_page(page, size.width, size.height, "leave", may_pause=True)
+    inner = [line[2:-2] for text in pages for line in text.split("\n")[2:-2]]
+    assert [key for line in inner if (key := line[:9].strip())] == HELP
+    said = "".join(line[9:].replace(" ", "") for line in inner)
+    for first, last in (
+        ("inorder", "iskept"),
+        ("thispeer;", "announced"),
+        ("reachedthrough", "gone"),
+        ("bytesofafloat32", "peersent"),
+    ):
+        assert first in said
+        assert last in said
+    assert len(pages) == 1 or "1/" in pages[0]
+
+
+def test_a_narrow_footer_names_the_key_of_the_help():
+    assert "? help" in text_of(Status(), 0.0, Size(40, 12))
 
 
 def test_square_brackets_are_text():

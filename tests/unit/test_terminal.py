@@ -66,6 +66,21 @@ def test_a_dashboard_that_fails_gives_the_terminal_back_and_says_so_in_one_line(
     read_until(person, LEFT)
 
 
+@pytest.mark.timeout(20)
+def test_a_key_turns_the_pages_of_the_help(ends: tuple[int, int]) -> None:
+    person, program = ends
+    termios.tcsetwinsize(program, (12, 40))
+    with (
+        Terminal(program, program) as terminal,
+        Dashboard(Observer(), terminal, on_quit=lambda: None, on_failure=pytest.fail),
+    ):
+        for page in range(1, 7):
+            os.write(person, b"?")
+            read_until(person, f"help {page}/6".encode())
+        os.write(person, b"?")
+        read_until(person, b"my peer")
+
+
 def read_until(fd: int, wanted: bytes) -> None:
     """Raises AssertionError when what writes there is at its end before; a test that hangs has a time limit."""
     seen = b""
