@@ -160,7 +160,7 @@ def read_manifest(path: Path) -> Manifest:
     if len(raw) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes: it is no run.toml")
     try:
-        text = raw.decode()
+        text = raw.decode("utf-8-sig")  # Windows' editors begin with a mark
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text: it is no run.toml") from None
     return parse_toml(text, source=str(path))

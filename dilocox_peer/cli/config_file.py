@@ -11,6 +11,7 @@ $XDG_CONFIG_HOME/dilocox-peer (home.py). Its values are taken exactly as the sam
 """
 
 import difflib
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,7 +38,7 @@ def read_config(path: Path, group: Callable[[], Any], *, is_named: bool) -> dict
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path} is no file of settings: it has more than {MAX_BYTES} bytes")
     try:
-        tables = tomllib.loads(raw.decode())
+        tables = tomllib.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from None
     commands = group()
@@ -63,6 +64,11 @@ def _of_command(path: Path, name: str, table: object, group: Any) -> dict[str, A
             typed = _as_typed(value)
         except ValueError:  # 0xFF...: TOML reads it, and Python writes no number of so many digits
             raise ConfigError(f"{path}: [{name}] {key}: a number of thousands of digits") from None
+        if (parameter.multiple or parameter.nargs == -1) and not isinstance(value, list):
+            raise ConfigError(f"{path}: [{name}] {key} = {value!r}: write a list, with brackets: {key} = [...]")
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(each, float) and not math.isfinite(each) for each in values):
+            raise ConfigError(f"{path}: [{name}] {key} = {value!r}: give a number")
         try:
             parameter.process_value(context, typed)
         except typer.BadParameter as error:

@@ -74,7 +74,15 @@ def _show_version(value: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+        bool,
+        # A script may keep a version in DILOCOX_VERSION.
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Show the version and stop.",
+            allow_from_autoenv=False,
+        ),
     ] = False,
 ) -> None:
     """Train one language model together with others, over ordinary internet links."""

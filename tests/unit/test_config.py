@@ -69,6 +69,12 @@ def test_an_unknown_preset_names_those_that_exist():
         preset("huge")
 
 
+def test_a_mark_of_windows_editors_at_the_head_of_a_run_file_is_passed_over(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("\ufeff[rounds]\ntotal = 7\n")
+    assert read_manifest(path).rounds.total == 7
+
+
 def test_files_that_are_no_run_file_are_named(tmp_path):
     with pytest.raises(ConfigError, match="dilocox-peer init"):
         read_manifest(tmp_path / "none.toml")

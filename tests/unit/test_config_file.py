@@ -1,5 +1,6 @@
 """A file of settings says what flags say: every flag, with the same values, and what is no flag is refused in one line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,10 @@ def test_every_flag_of_every_command_may_stand_in_it(command, tmp_path):
         ("[join]\nthread = 1\n", r"thread is no flag of `join` \(did you mean threads\?\)"),
         ('[join]\nthreads = "many"\n', r"threads = 'many'"),
         ("[join]\nnice = 99\n", "nice = 99"),
+        ('[join]\ndata = "/x"\n', r"data = '/x': write a list, with brackets: data = \[\.\.\.\]"),
+        ('[bootstrap]\npaths = "run.toml"\n', "paths = 'run.toml': write a list"),
+        ("[join]\nmax-upload = nan\n", "max-upload = nan: give a number"),
+        ("[join]\nmax-download = -inf\n", "max-download = -inf: give a number"),
         ("[join\n", "is no TOML"),
         (f"[join]\nthreads = {'9' * 5000}\n", "is no TOML"),
         (f"[join]\nthreads = 0x{'F' * 5000}\n", "threads: a number of thousands"),
@@ -98,6 +103,18 @@ def test_what_is_no_setting_is_refused_with_where_it_stands(text, said, tmp_path
         settings_of(tmp_path, text)
     assert "\n" not in str(error.value)
     assert str(tmp_path) in str(error.value)
+
+
+def test_a_mark_of_windows_editors_at_its_head_is_passed_over(tmp_path):
+    assert settings_of(tmp_path, "\ufeff[join]\nthreads = 4\n") == {"join": {"threads": "4"}}
+
+
+def test_a_version_in_the_environment_is_not_asked_for(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "dilocox_peer", "status", "--home", str(tmp_path)],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "DILOCOX_VERSION": "1.2"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, "")
 
 
 def test_a_file_that_nobody_named_may_be_missing(tmp_path):

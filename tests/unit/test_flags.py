@@ -29,7 +29,9 @@ def _parameters(command: Any, prefix: str) -> Iterator[str]:
     for each in sorted(command.params, key=lambda each: each.param_type_name):
         is_option = each.param_type_name == "option"
         names = " ".join([*each.opts, *each.secondary_opts]) if is_option else each.metavar or each.name.upper()
-        environment = each.envvar or (f"{prefix}_{each.name.upper()}" if is_option else "no variable")
+        environment = each.envvar or (
+            f"{prefix}_{each.name.upper()}" if is_option and each.allow_from_autoenv else "no variable"
+        )
         marks = {
             "required": each.required,
             "hidden": each.hidden,
