@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dilocox_peer.admission import Gate, Revocations, Right
 from dilocox_peer.dht.bounds import bound_node
 from dilocox_peer.dht.entry import Door, GuardedP2P
-from dilocox_peer.dht.named import NamedPeers, Records, Stored, merged
+from dilocox_peer.dht.named import NamedPeers, Records, StoreAnswers, Stored, merged
 from dilocox_peer.dht.nearest import remember_nearest
 from dilocox_peer.dht.records import (
     BUCKETS,
@@ -47,10 +48,12 @@ if TYPE_CHECKING:
     from hivemind.dht import DHTNode
 
 _RPC_TIMEOUT_S = 3.0  # one question to one node
+_WALK_PART = 0.6  # of the time for a question; what came until then is the answer
 _RETRY_LATER = "; try again later"
 
-# What the store this task is in has come to at other nodes; see _keep_store_answers.
+# What the store this task is in has come to at other nodes, and what the walk it is in was told by each; see _keep_answers.
 _stored: ContextVar[Stored | None] = ContextVar("stored", default=None)
+_heard: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("heard", default=None)
 
 
 class Network(Protocol):
@@ -151,7 +154,7 @@ class Directory:
                 f"{peers} can be reached, but no directory of a run answers there: ask for a new link"
             ) from None
         bound_node(node, str(key.peer_id))
-        _keep_store_answers(node)
+        _keep_answers(node)
         forget_nearest = remember_nearest(node)
         return cls(
             node=node,
@@ -355,44 +358,76 @@ class Directory:
             raise RunUnreachable(f"no node of the directory took the {what}: is this computer's clock right?")
 
     async def store(self, key: str, raw: bytes, expires_s: float, timeout_s: float) -> bool:
-        """Whether another node took the record; alone, whether we did."""
-        from hivemind.dht.routing import DHTID
-
+        """Whether another node took the record; where none answers, whether we did."""
         self._check_up()
-        stored = Stored()
-        token = _stored.set(stored)
+        nearest = Stored()
+        named = Stored(nearest.calls)
+        is_kept = False
         try:
             async with asyncio.timeout(timeout_s):
-                last = bool(await self.node.store(key, raw, float(expires_s), subkey=str(self.key.peer_id)))
-                if not any(stored.answers):
-                    self._forget_nearest(DHTID.generate(source=key))
-                await self._named.store(stored)
+                _, is_kept = await asyncio.gather(
+                    self._store_at_nearest(key, raw, float(expires_s), nearest),
+                    self._named.store(key, raw, float(expires_s), self.key.peer_id, named),
+                )
         except TimeoutError:
-            if not any(stored.answers):
+            if not any(nearest.answers + named.answers):
                 raise RunUnreachable(f"the directory took no record within {timeout_s:g} s{_RETRY_LATER}") from None
-        finally:
-            _stored.reset(token)
-        return any(stored.answers) if stored.answers else last
+        answers = nearest.answers + named.answers
+        return any(answers) if answers else is_kept
+
+    async def _store_at_nearest(self, key: str, raw: bytes, expires_s: float, stored: Stored) -> None:
+        from hivemind.dht.routing import DHTID
+
+        _stored.set(stored)  # in the task that gather made of this
+        await self.node.store(key, raw, expires_s, subkey=str(self.key.peer_id))
+        if not any(stored.answers):
+            self._forget_nearest(DHTID.generate(source=key))
 
     async def _get(self, keys: Sequence[str], timeout_s: float, *, any_holder: bool = False) -> dict[str, Records]:
         """key -> writer -> (record, expiry), merged over all holders, or of the first holder found; and what the link's peers tell."""
         self._check_up()
-        sufficient = None if any_holder else float("inf")
-        try:
-            async with asyncio.timeout(timeout_s):
-                found, told = await asyncio.gather(
-                    self.node.get_many(list(keys), sufficient_expiration_time=sufficient), self._named.find(keys)
-                )
-        except TimeoutError:
-            raise RunUnreachable(f"the directory gave no answer within {timeout_s:g} s{_RETRY_LATER}") from None
-        nearest: dict[str, Records] = {
-            key: {PeerId(peer): (entry.value, entry.expiration_time) for peer, entry in item.value.items()}
-            for key, item in found.items()
-            if item is not None and isinstance(item.value, dict)
-        }
+        walk_s = _WALK_PART * timeout_s
+        (nearest, is_whole), told = await asyncio.gather(
+            self._walk(keys, walk_s, any_holder=any_holder), self._named.find(keys, walk_s)
+        )
+        if not (is_whole or told or any(nearest.values())):
+            raise RunUnreachable(f"the directory gave no answer within {timeout_s:g} s{_RETRY_LATER}")
         for key in told:
             self._named.others_found(key, nearest.get(key, {}))
-        return merged(nearest, told)
+        return merged(self._held_here(keys), nearest, told)
+
+    async def _walk(
+        self, keys: Sequence[str], timeout_s: float, *, any_holder: bool
+    ) -> tuple[dict[str, Records], bool]:
+        """What the nearest nodes tell, and whether that is all. Where some are late it is what the others said: hivemind's walk waits for each."""
+        from hivemind.dht.routing import DHTID
+
+        heard = list[tuple[Any, Any]]()
+        _heard.set(heard)  # in the task that gather made of this
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                found = await self.node.get_many(
+                    list(keys), sufficient_expiration_time=None if any_holder else float("inf")
+                )
+            nearest: dict[str, Records] = {
+                key: {PeerId(peer): (entry.value, entry.expiration_time) for peer, entry in item.value.items()}
+                for key, item in found.items()
+                if item is not None and isinstance(item.value, dict)
+            }
+            return nearest, True
+        key_of = {DHTID.generate(source=key): key for key in keys}
+        answers = ({key_of[key_id]: self._named.records(key_id, each)} for key_id, each in heard if key_id in key_of)
+        return merged(*answers), False
+
+    def _held_here(self, keys: Sequence[str]) -> dict[str, Records]:
+        from hivemind.dht.routing import DHTID
+
+        held: dict[str, Records] = {}
+        for key in keys:
+            key_id = DHTID.generate(source=key)
+            if (item := self.node.protocol.storage.get(key_id)) is not None:
+                held[key] = self._named.records(key_id, item.value)
+        return held
 
     def _check_up(self) -> None:
         if self.transport.is_down:
@@ -406,23 +441,24 @@ def _most_useful(addresses: Sequence[str]) -> tuple[str, ...]:
     return tuple(addresses[:MAX_ADDRESSES])
 
 
-def _keep_store_answers(node: "DHTNode") -> None:
-    """Makes node tell what each other node answered to a store, and what was stored.
+def _keep_answers(node: "DHTNode") -> None:
+    """Makes node tell what each other node answered to a store, and what it told of keys.
 
-    hivemind returns the last answer alone, so one node that refuses everything would make a store that five took a failure,
-    and our own copy would make one that nobody took a success.
+    hivemind returns the last answer to a store alone, so one node that refuses everything would make a store that five took a failure, and our own
+    copy would make one that nobody took a success. Of a walk that is broken off it tells nothing.
     """
     protocol: Any = node.protocol
-    call_store = protocol.call_store
+    call_store, call_find = protocol.call_store, protocol.call_find
 
-    async def keep_answers(peer: Any, *args: Any, **call: Any) -> list[bool] | None:
+    async def store(peer: Any, *args: Any, **call: Any) -> StoreAnswers:
         stored = None if args else _stored.get()  # with args it hands on to a node that came what lies here
-        if stored is not None:
-            stored.asked.add(str(peer))
-            stored.call = stored.call or call
-        taken: list[bool] | None = await call_store(peer, *args, **call)
-        if stored is not None and taken is not None:
-            stored.answers += taken
-        return taken
+        made = partial(call_store, peer, *args, **call)
+        return await made() if stored is None else await stored.ask(str(peer), made)
 
-    protocol.call_store = keep_answers
+    async def find(peer: Any, keys: Collection[Any]) -> Any:
+        answer, heard = await call_find(peer, keys), _heard.get()
+        if heard is not None and answer is not None:
+            heard += ((key, value.value) for key, (value, _nearest) in answer.items() if value is not None)
+        return answer
+
+    protocol.call_store, protocol.call_find = store, find

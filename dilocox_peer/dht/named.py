@@ -6,6 +6,8 @@ has the link trusts the peers in it to be led in, so these are written to and as
 
 How often they are asked grows with what lies under the keys, as the answers of a few of them would fill their lines, but for as
 long as they tell of peers that the nearest do not. In between what they told stands, until it expires.
+
+They are written to and asked beside the walk to the nearest, never after it: a few nodes that answer late make a walk as long as they like.
 Nothing here imports hivemind; its nodes are known by their fields.
 """
 
@@ -13,9 +15,10 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dilocox_peer.dht.entry import MAX_ASKED_KEYS, Record
@@ -31,13 +34,24 @@ Records = dict[PeerId, tuple[bytes, float]]
 """writer -> (record, when it expires)."""
 
 
+StoreAnswers = list[bool] | None
+"""What a node answered to a store; None: nothing."""
+
+
 @dataclass(slots=True)
 class Stored:
-    """What a store did: the answers of other nodes, whom it asked, and the call as it was made."""
+    """What other nodes answered to a store. calls: by peer, shared by two that write the same record, so that nobody is sent it twice."""
 
+    calls: dict[str, asyncio.Task[StoreAnswers]] = field(default_factory=dict)
     answers: list[bool] = field(default_factory=list)
-    asked: set[str] = field(default_factory=set)
-    call: Mapping[str, Any] | None = None
+
+    async def ask(self, peer: str, call: Callable[[], Coroutine[Any, Any, StoreAnswers]]) -> StoreAnswers:
+        """The answer to a call, made unless it was made already."""
+        if peer not in self.calls:
+            self.calls[peer] = asyncio.create_task(call())
+        taken = await self.calls[peer]
+        self.answers += taken or []
+        return taken
 
 
 @dataclass(slots=True)
@@ -69,37 +83,39 @@ class NamedPeers:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    async def store(self, stored: Stored) -> None:
-        """Writes at those who were not asked, what was just written at the nearest; and keeps it here."""
-        if stored.call is None:
-            return
-        call = stored.call
-        storage = self._node.protocol.storage
-        for key, value, expires_s, subkey in zip(
-            call["keys"], call["values"], call["expiration_time"], call["subkeys"], strict=True
-        ):
-            storage.store_subkey(key, subkey, value, expires_s)
-        peers = [peer for peer in self._here() if str(peer) not in stored.asked]
-        await asyncio.gather(*(self._node.protocol.call_store(peer, **call) for peer in peers))
+    async def store(self, key: str, raw: bytes, expires_s: float, writer: PeerId, stored: Stored) -> bool:
+        """Writes writer's record, signed, at all of them, and keeps it here; whether it did that."""
+        protocol, key_id, subkey = self._node.protocol, self._id_of(key), str(writer)
+        record = Record(key_id.to_bytes(), protocol.serializer.dumps(subkey), protocol.serializer.dumps(raw), expires_s)
+        record = replace(record, value=self._validator.sign_value(record))
+        is_kept = self._validator.validate(record) and protocol.storage.store_subkey(
+            key_id, subkey, record.value, expires_s
+        )
+        call = {"keys": [key_id], "values": [record.value], "expiration_time": [expires_s], "subkeys": [subkey]}
+        asked = (stored.ask(str(peer), partial(protocol.call_store, peer, **call)) for peer in self._here())
+        await asyncio.gather(*asked)
+        return bool(is_kept)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    async def find(self, keys: Sequence[str]) -> dict[str, Records]:
-        """What they tell of these keys, now or a while ago. Takes at most ASK_S: the nearest may have answered where these are gone."""
+    async def find(self, keys: Sequence[str], timeout_s: float = ASK_S) -> dict[str, Records]:
+        """What they tell of these keys, now or a while ago; a key of which nobody tells is left out. Takes at most ASK_S: the nearest may have
+        answered where these are gone."""
         now = self._now()
         due = [key for key in keys if key not in self._told or self._told[key].again_at <= now]
         if due and (peers := self._here()):
             with suppress(TimeoutError):
-                async with asyncio.timeout(ASK_S):
+                async with asyncio.timeout(min(timeout_s, ASK_S)):
                     for peer in self._rng.sample(peers, len(peers)):
                         if await self._ask(peer, due):
                             break
-        alive = self._clock()
-        return {
-            key: {peer: each for peer, each in self._told[key].records.items() if each[1] > alive}
-            for key in keys
-            if key in self._told
-        }
+        alive, found = self._clock(), dict[str, Records]()
+        for key in keys:
+            if (told := self._told.get(key)) is not None:
+                records = {peer: each for peer, each in told.records.items() if each[1] > alive}
+                if records or told.again_at > now:
+                    found[key] = records
+        return found
 
     def others_found(self, key: str, found: Collection[PeerId]) -> None:
         """found: the writers that the nearest nodes tell of. Where the named ones told of more they are asked again soon."""
@@ -116,7 +132,7 @@ class NamedPeers:
                 return False
             for key_id, key in part.items():
                 value, _nearest = answer.get(key_id, (None, {}))
-                records = {} if value is None else self._records(key_id, value.value)
+                records = {} if value is None else self.records(key_id, value.value)
                 wait_s = min(ASKED_AGAIN_S + RECORD_S * len(records), MOST_S)
                 self._told[key] = _Told(records, self._now() + wait_s * self._rng.uniform(0.8, 1.2))
                 self._told.move_to_end(key)
@@ -124,7 +140,8 @@ class NamedPeers:
                 self._told.popitem(last=False)
         return True
 
-    def _records(self, key_id: Any, dictionary: Any) -> Records:
+    def records(self, key_id: Any, dictionary: Any) -> Records:
+        """The records in a dictionary of hivemind's, without their signatures."""
         if isinstance(dictionary, bytes):
             return {}
         serializer, found = self._node.protocol.serializer, Records()

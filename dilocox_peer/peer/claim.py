@@ -35,6 +35,7 @@ from dilocox_peer.peer.footprint import available_memory, resident_bytes
 from dilocox_peer.peer.planning.disk import DiskAllowed
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.settings import Wish
+from dilocox_peer.peer.stage_leases import leases_of_stages
 from dilocox_peer.store.pull import STORE_SERVICE
 from dilocox_peer.types import DIGEST_BYTES, PeerId
 
@@ -88,7 +89,7 @@ async def claim_stage(
     if eligible and all(is_full(stages, claimant, each) for each in eligible):
         _refuse_or_tell(manifest, why_full(stages, claimant, eligible), listener)
         claimant = replace(claimant, most=sys.maxsize)
-    stage, why = await _claim_by_need(presence, directory, stages, claimant)
+    stage, why = await _claim_by_need(presence, directory, stages, claimant, count)
     listener(StageClaimed(stage, why))
     return stage
 
@@ -157,8 +158,9 @@ async def _claim_by_need(
     directory: Directory,
     stages: dict[int, list[Lease]],
     claimant: Claimant,
+    count: int,
 ) -> tuple[int, str]:
-    """(stage, why), after those who chose at the same moment had time to be seen."""
+    """(stage, why) of count stages, after those who chose at the same moment had time to be seen."""
     me, held = claimant.peer, claimant.held
     others = {stage: [lease for lease in leases if lease.peer != me] for stage, leases in stages.items()}
     stage, why = choose_stage(others, claimant)
@@ -171,7 +173,8 @@ async def _claim_by_need(
             break  # a run that comes together again: nobody moves before all had time to be there
         # Others may be choosing at this moment; what they announced is seen at the second look.
         await asyncio.sleep(CLAIM_WAIT_S * rng.uniform(0.5, 1.0))
-        better, reason = better_stage(await _leases_of_all(directory, len(stages)), claimant, stage)
+        seen = await _leases_of_all(directory, count)
+        better, reason = better_stage(seen, claimant, stage) if stage in seen else (None, "")
         if better is None:
             break
         await directory.leave()
@@ -207,5 +210,4 @@ async def _round_trip_s(transport: Transport, lease: Lease) -> float | None:
 
 
 async def _leases_of_all(directory: Directory, count: int) -> dict[int, list[Lease]]:
-    found = await asyncio.gather(*(directory.peers(stage) for stage in range(count)))
-    return where_they_are(dict(enumerate(found)))
+    return where_they_are(await leases_of_stages(directory, range(count)))

@@ -22,6 +22,7 @@ from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.reaching import Reaching
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.timing import stretch
+from dilocox_peer.peer.stage_leases import leases_of_stages
 from dilocox_peer.types import LinkId, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
 
@@ -90,7 +91,10 @@ class Discovery:
                 self._tell_swarm(seen)
                 self._reaching.listed([lease for leases in seen.values() for lease in leases])
                 await self._remember(seen)
-                await self._meet(seen[self._stage])
+                if self._stage in seen:
+                    await self._meet(seen[self._stage])
+                else:
+                    self._listener(Failed("discovery", "the directory does not tell of our stage; trying again"))
                 with suppress(RunUnreachable):  # nobody took it, or they know a newer one: the next look reads it
                     await self._pass_on_word()
             looks += 1
@@ -115,26 +119,26 @@ class Discovery:
             await self._directory.publish_word(known)
 
     async def _look(self, *, far: bool) -> dict[int, list[Lease]]:
-        """The leases of our stage and of those beside it, with far of all, by stage. Has the neighbours dialled."""
-        seen = {self._stage: await self._directory.peers(self._stage)}
+        """The leases of our stage and of those beside it, with far of all, by stage; one of which nobody tells is left out. Has the neighbours
+        dialled."""
+        near = [self._stage] if self._conveyor is None else [self._stage, *self._beside]
+        seen = await leases_of_stages(self._directory, range(self._num_stages) if far else near)
         if self._conveyor is not None:
-            seen |= await self._find_neighbours(self._conveyor)
-        if far:
-            others = (other for other in range(self._num_stages) if other not in seen)
-            seen |= {other: await self._directory.peers(other) for other in others}
+            await self._dial_neighbours(self._conveyor, seen)
         if self._conveyor is not None and 0 in seen:
             self._conveyor.bench.set_listed_origins(len(seen[0]))
         return seen
 
-    async def _find_neighbours(self, conveyor: Conveyor) -> dict[int, list[Lease]]:
-        """Has the peers of the stages beside ours dialled; gives back who they are."""
-        beside = [other for other in (self._stage - 1, self._stage + 1) if 0 <= other < self._num_stages]
-        by_stage = {other: await self._directory.peers(other) for other in beside}
-        found = [lease for leases in by_stage.values() for lease in leases]
-        linked = [lease for lease in found if lease.link]
+    @property
+    def _beside(self) -> list[int]:
+        return [other for other in (self._stage - 1, self._stage + 1) if 0 <= other < self._num_stages]
+
+    async def _dial_neighbours(self, conveyor: Conveyor, seen: Mapping[int, Sequence[Lease]]) -> None:
+        """Has the peers of the stages beside ours dialled; of one that was not told of now, those told of last."""
+        by_stage = {**self.seen, **seen}
+        linked = [lease for other in self._beside for lease in by_stage.get(other, ()) if lease.link]
         ways = await self._reaching.ways_to_links(linked)
         conveyor.set_neighbours(LinkAddress(lease.peer, LinkId(str(lease.link)), ways[lease.peer]) for lease in linked)
-        return by_stage
 
     async def _remember(self, seen: Mapping[int, Sequence[Lease]]) -> None:
         """Writes down where those are, of all stages, whom the next start may look for."""

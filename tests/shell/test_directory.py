@@ -214,16 +214,47 @@ async def test_calls_end_when_our_p2pd_does(make_node: MakeNode) -> None:
 
 async def test_a_call_has_a_deadline(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, _, _ = await make_node("a")
-
-    async def never(*_args: object, **_options: object) -> None:
-        await asyncio.Event().wait()
-
     monkeypatch.setattr(directory.node, "get_many", never)
     monkeypatch.setattr(directory.node, "store", never)
     with pytest.raises(RunUnreachable, match=r"no answer within 0.05 s"):
         await directory.fetch_manifest(timeout_s=0.05)
     with pytest.raises(RunUnreachable, match=r"took no record within 0.05 s"):
         await directory.publish_manifest(MANIFEST, timeout_s=0.05)
+
+
+async def never(*_args: object, **_options: object) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_nodes_that_answer_late_keep_nobody_from_what_the_links_peers_tell(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot, _, _ = await make_node("boot")
+    (a, key_a, _), (b, key_b, _) = await make_node("a"), await make_node("b")
+    await a.announce(lease_of(key_a))
+    monkeypatch.setattr(b.node, "get_many", never)
+    monkeypatch.setattr(b.node, "store", never)
+    await b.announce(lease_of(key_b), timeout_s=4.0)
+    for directory in (b, boot):
+        assert {lease.peer for lease in await directory.peers(0, timeout_s=4.0)} == {key_a.peer_id, key_b.peer_id}
+
+
+async def test_one_node_that_never_answers_hides_nothing_that_others_told(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the peers of the link none is there."""
+    _, late, _ = await make_node("boot")
+    (a, key_a, _), (b, _, transport_b) = await make_node("a"), await make_node("b")
+    await a.announce(lease_of(key_a))
+    transport_b.named = frozenset()
+    monkeypatch.setattr(b.node.protocol.storage, "get", lambda _key: None)
+    find = b.node.protocol.call_find
+
+    async def late_find(peer: Any, keys: Any) -> Any:
+        return await (never() if str(peer) == late.peer_id else find(peer, keys))
+
+    monkeypatch.setattr(b.node.protocol, "call_find", late_find)
+    assert [lease.peer for lease in await b.peers(0, timeout_s=4.0)] == [key_a.peer_id]
 
 
 @pytest.mark.slow

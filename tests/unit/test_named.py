@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from dilocox_peer.dht.named import ASKED_AGAIN_S, MOST_S, NamedPeers, merged
+from dilocox_peer.dht.named import ASKED_AGAIN_S, MOST_S, NamedPeers, Stored, merged
 from dilocox_peer.types import PeerId
 
 BOOT, OTHER = PeerId("boot"), PeerId("other")
@@ -97,6 +97,29 @@ def test_nobody_is_asked_who_is_not_in_the_routing_table() -> None:
     swarm.node.known = {"o": OTHER}
     assert swarm.find(set()) == set()
     assert not swarm.node.asked
+
+
+def test_a_key_of_which_nobody_tells_any_more_is_left_out() -> None:
+    """An empty answer says that there is nothing, and no answer says nothing."""
+    swarm = Swarm(Node({}))
+    assert asyncio.run(swarm.named.find(["key"])) == {"key": {}}
+    swarm.node.records = None
+    swarm.now += 2 * MOST_S
+    assert asyncio.run(swarm.named.find(["key"])) == {}
+
+
+async def test_two_stores_of_a_record_send_it_to_nobody_twice() -> None:
+    sent: list[str] = []
+
+    async def call() -> list[bool]:
+        sent.append("boot")
+        await asyncio.sleep(0)
+        return [True]
+
+    nearest = Stored()
+    named = Stored(nearest.calls)
+    await asyncio.gather(nearest.ask("boot", call), named.ask("boot", call))
+    assert (sent, nearest.answers, named.answers) == (["boot"], [True], [True])
 
 
 def test_of_each_writer_the_record_that_expires_last_counts() -> None:
