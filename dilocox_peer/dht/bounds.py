@@ -7,10 +7,9 @@ from collections import Counter
 from contextvars import ContextVar
 from typing import Any
 
-from dilocox_peer.dht.room import RECORD_COST_BYTES, Giver, RecordRoom
+from dilocox_peer.dht.room import Giver, RecordRoom
 from dilocox_peer.types import PeerId
 
-MAX_STORED_BYTES = 16 * 1024 * 1024
 MAX_NODES = 1024  # in the routing table
 
 giver: ContextVar[Giver | None] = ContextVar("giver", default=None)
@@ -32,48 +31,34 @@ class _NoCounter(Counter[Any]):
 
 def bound_storage(storage: Any, own_subkey: str) -> None:
     store_subkey = storage.store_subkey
-    stored_bytes = 0  # at least what is stored: what expires is counted until the next recount
     room, ourselves = RecordRoom(own_subkey), Giver(PeerId(own_subkey))
 
+    def drop(key: Any, subkey: str) -> None:
+        room.dropped(key, subkey)
+        if (there := storage.get(key)) is not None:
+            del there.value[subkey]
+
     def store(key: Any, subkey: Any, value: bytes, expires_s: float) -> bool:
-        nonlocal stored_bytes
         there = storage.get(key)
         dictionary: Any = {} if there is None or isinstance(there.value, bytes) else there.value
         before = dictionary.get(subkey)
         if before is not None and before.expiration_time >= expires_s:
             return False  # hivemind refuses it too, but keeps a note of it until it would have expired
-        by, going = giver.get() or ourselves, list[str]()
+        by = giver.get() or ourselves
         if subkey != own_subkey:
-            made = room.make(key, subkey, len(value), by, time.time())
-            if made is None:
+            going = room.make(key, subkey, len(value), by, time.time())
+            if going is None:
                 return False
-            going = made
-        cost = RECORD_COST_BYTES + len(value)
-        if stored_bytes + cost > MAX_STORED_BYTES:
-            stored_bytes = _stored_bytes(storage)
-            if stored_bytes + cost > MAX_STORED_BYTES and subkey != own_subkey:
-                return False
-        for other in going:
-            room.dropped(key, other)
-            del dictionary[other]
+            for name in going:
+                drop(*name)
         is_stored: bool = store_subkey(key, subkey, value, expires_s)
         if is_stored:
             room.kept(key, subkey, len(value), expires_s, by)
-            stored_bytes += cost
             _compact(storage)
             _compact(storage.get(key).value)
         return is_stored
 
     storage.store_subkey = store
-
-
-def _stored_bytes(storage: Any) -> int:
-    return sum(
-        RECORD_COST_BYTES + len(entry.value)
-        for _, item in list(storage.items())
-        if not isinstance(item.value, bytes)
-        for _, entry in list(item.value.items())
-    )
 
 
 def _compact(storage: Any) -> None:

@@ -6,7 +6,8 @@ record without one would replace the whole dictionary of everybody's records [m]
 signature over key, subkey, value and expiration; V4 it expires within MAX_TTL_S, a clock skew allowed; V5 the value is what
 the key is for, in its schema and size; V6 of a run that is not open, once its manifest is known (`set_gate`): leases and hints are
 those of peers that may join, and revocations are the owner's; V7 the owner's word on a stage (a checkpoint) is signed by the run's
-owner too, whoever hands it on, and no older than the newest known here; V8 so is a directive. A record that has expired is not refused: readers drop it, and refusing it here
+owner too, whoever hands it on, and no older than the newest known here; V8 so is a directive; V9 once the manifest is known nothing lies under
+stages that the run has not: they would be room for strangers alone. A record that has expired is not refused: readers drop it, and refusing it here
 would make one peer's lateness everybody's, because hivemind refuses a dictionary whole.
 """
 
@@ -35,6 +36,7 @@ from dilocox_peer.manifest import MAX_MANIFEST_BYTES, Manifest
 from dilocox_peer.signing import SIGNATURE_BYTES, SigningKey, verify
 from dilocox_peer.types import PeerId, RunId, canonical, sha256
 from dilocox_peer.wire.directives import read_directive, why_not_directive
+from dilocox_peer.wire.records import KEEPERS
 
 _MAX_SUBKEY_BYTES = 80
 _MAX_VALUE_BYTES = MAX_MANIFEST_BYTES + 8 + SIGNATURE_BYTES  # msgpack's head of a byte string is at most 5
@@ -83,6 +85,8 @@ class RecordValidator:
         slot = self._slots.get(record.key)
         if slot is None:
             return "the key is none of this run's"
+        if self._manifest is not None and slot.stage != KEEPERS and slot.stage >= self._manifest.stages.count:
+            return f"the run has no stage {slot.stage}"
         latest = self._clock() + MAX_TTL_S + CLOCK_SKEW_S
         if type(record.expiration_time) is not float or not 0 < record.expiration_time <= latest:
             return f"it expires at {record.expiration_time!r}, later than {latest:.0f} or not a time"

@@ -7,7 +7,15 @@ import pytest
 from hivemind.dht.storage import DHTLocalStorage
 
 from dilocox_peer.dht.bounds import bound_storage, giver
-from dilocox_peer.dht.room import HANDED_ON, MAX_BYTES_OF_KEY, MAX_BYTES_OF_PLACE, MAX_RECORDS, Giver, RecordRoom
+from dilocox_peer.dht.room import (
+    HANDED_ON,
+    MAX_BYTES_OF_KEY,
+    MAX_BYTES_OF_PLACE,
+    MAX_RECORDS,
+    MAX_STORED_BYTES,
+    Giver,
+    RecordRoom,
+)
 from dilocox_peer.types import PeerId
 
 VALUE = b"v" * 500
@@ -104,22 +112,106 @@ def test_a_key_keeps_no_more_bytes_than_a_reader_takes() -> None:
         assert room.make("key", by.peer, size, by, 0.0) == []
         room.kept("key", by.peer, size, 60.0, by)
     newcomer = Giver(PeerId("newcomer"), "place 2")
-    assert room.make("key", newcomer.peer, size, newcomer, 0.0) == ["writer 1"]
+    assert room.make("key", newcomer.peer, size, newcomer, 0.0) == [("key", "writer 1")]
     assert room.make("key", newcomer.peer, size, newcomer, 61.0) == [], "they have expired"
+
+
+class Keys:
+    """A node's room, given records of one size under as many keys as a writer likes."""
+
+    SIZE = 4096
+
+    def __init__(self) -> None:
+        self.room = RecordRoom("ourselves")
+        self.held: dict[tuple[object, str], int] = {}
+
+    def writes(
+        self, name: str, place: str, key: object, *, size: int = SIZE, writer: str = "", now: float = 0.0
+    ) -> bool:
+        by = Giver(PeerId(name), place)
+        going = self.room.make(key, writer or name, size, by, now)
+        if going is None:
+            return False
+        for each in going:
+            self.room.dropped(*each)
+            del self.held[each]
+        self.room.kept(key, writer or name, size, now + 60.0, by)
+        self.held[key, writer or name] = size
+        return True
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.held.values())
+
+    def fill(self, places: int) -> None:
+        """A few names of each of so many ranges write for themselves under all keys there are, and more."""
+        for place in range(places):
+            for name in range(3):
+                for key in range(300):
+                    self.writes(f"stranger {place} {name}", f"203.0.{place}.0/24", key)
 
 
 @pytest.mark.parametrize("is_own", [True, False])
 def test_no_range_takes_more_than_its_share_of_a_nodes_memory(is_own: bool) -> None:
-    room, taken, size = RecordRoom("ourselves"), 0, 4096
+    node = Keys()
     for number in range(4000):
-        by = Giver(PeerId(f"name {number}"), "203.0.113.0/24")
-        writer = by.peer if is_own else f"made up {number}"
-        if room.make(number // 4, writer, size, by, 0.0) is None:
-            continue
-        room.kept(number // 4, writer, size, 60.0, by)
-        taken += size
-    assert MAX_BYTES_OF_PLACE // 2 < taken <= MAX_BYTES_OF_PLACE
-    other = Giver(PeerId("other"), "198.51.100.0/24")
-    assert room.make(0, "other", size, other, 0.0) == []
-    again = Giver(PeerId("again"), "203.0.113.0/24")
-    assert room.make(0, "again", size, again, 61.0) == [], "its records have expired"
+        name = f"name {number}"
+        node.writes(name, "203.0.113.0/24", number // 4, writer=name if is_own else f"made up {number}")
+    assert MAX_BYTES_OF_PLACE // 2 < node.num_bytes <= MAX_BYTES_OF_PLACE
+    assert node.writes("other", "198.51.100.0/24", 0)
+    assert not node.writes("again", "203.0.113.0/24", 0), "the others of its range have no more than it would have"
+    assert node.writes("again", "203.0.113.0/24", 0, now=61.0), "its records have expired"
+
+
+def test_names_whose_range_is_not_known_have_one_share_together() -> None:
+    node = Keys()
+    for number in range(4000):
+        node.writes(f"name {number}", "", number // 4)
+    assert node.num_bytes <= MAX_BYTES_OF_PLACE
+
+
+def test_in_a_full_node_whoever_has_less_takes_room_from_the_range_that_has_most() -> None:
+    node = Keys()
+    volunteers = [f"volunteer {number}" for number in range(6)]
+    assert all(node.writes(name, f"198.51.{name[-1]}.0/24", "lease") for name in volunteers)
+    node.fill(12)
+    assert MAX_STORED_BYTES // 2 < node.num_bytes <= MAX_STORED_BYTES
+    assert {("lease", name) for name in volunteers} <= set(node.held), "nobody took theirs"
+    for name in volunteers:
+        assert node.writes(name, f"198.51.{name[-1]}.0/24", "lease", size=2 * node.SIZE), "it renews, with more to say"
+    assert node.writes("newcomer", "192.0.2.0/24", "lease")
+    assert not node.writes("newcomer", "192.0.2.0/24", "lease", writer="another"), "what is handed on takes nobody's"
+    assert node.num_bytes <= MAX_STORED_BYTES
+
+
+def test_in_a_full_share_a_newcomer_takes_room_from_the_peer_that_has_most() -> None:
+    """As of a run whose peers are all behind relays."""
+    node = Keys()
+    assert node.writes("volunteer", "", "lease")
+    for key in range(2 * MAX_BYTES_OF_PLACE // node.SIZE):
+        node.writes("stranger", "", key)
+    assert node.writes("newcomer", "", "lease")
+    assert node.writes("volunteer", "", "lease", size=2 * node.SIZE)
+    assert {("lease", "volunteer"), ("lease", "newcomer")} <= set(node.held)
+    assert not node.writes("stranger", "", "one more"), "it has most"
+    assert node.num_bytes <= MAX_BYTES_OF_PLACE
+
+
+def test_in_a_share_of_small_ones_who_was_there_before_renews() -> None:
+    node = Keys()
+    for number in range(1000):
+        node.writes(f"name {number}", "", "lease" if number == 0 else number)
+    last = max(int(name.split()[1]) for _, name in node.held)
+    assert node.writes("name 0", "", "lease", size=node.SIZE + 1024)
+    assert (last, f"name {last}") not in node.held, "the newest has gone for it"
+
+
+def test_what_goes_from_another_key_is_gone_from_the_storage() -> None:
+    node, value = Node(), b"v" * 4096
+    keys = [f"key {number}" for number in range(MAX_BYTES_OF_PLACE // 4096)]
+    for key in keys:
+        node.take("stranger", Giver(PeerId("stranger")), key=key, value=value)
+    held = [key for key in keys if node.storage.get(key)]
+    assert node.take("newcomer", Giver(PeerId("newcomer")), key="lease", value=value)
+    assert not node.held(held[-1])
+    assert node.held(held[0]) == {"stranger"}

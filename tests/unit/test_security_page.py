@@ -99,7 +99,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"{limits.streams} at once, {limits.streams_waiting} more waiting, {limits.streams_per_peer} of one peer",
         f"{MAX_HEADER_BYTES >> 10} KiB, depth {MAX_HEADER_DEPTH}, {MAX_HEADER_ITEMS:,} items",
         f"{room.MAX_RECORDS} a key, {room.HANDED_ON} of them of one range that others hand on, {room.MAX_BYTES_OF_KEY >> 10} KiB a key, "
-        f"{room.MAX_BYTES_OF_PLACE >> 20} MiB of a range, {bounds.MAX_STORED_BYTES >> 20} MiB in all; "
+        f"{room.MAX_BYTES_OF_PLACE >> 20} MiB of a range, {room.MAX_STORED_BYTES >> 20} MiB in all; peers of no known range are as one; "
         f"{bounds.MAX_NODES:,} nodes",
         f"{RANGE_PORTS:.0f} at once and {60 * RANGE_PORTS_PER_S:.0f} a minute of a range of addresses (/24, /48), {ALL_PORTS:.0f} at once "
         f"and {ALL_PORTS_PER_S:.0f} a second in all; {MAX_BUDGETS:,} ranges",

@@ -155,6 +155,17 @@ def test_a_lease_belongs_to_its_own_stage_and_bucket() -> None:
     assert not validator().validate(record(lease_key(RUN, 1, (bucket + 1) % 4), lease.to_bytes()))
 
 
+def test_nothing_is_stored_of_stages_that_the_run_has_not() -> None:
+    """They would be room that strangers alone fill."""
+    reader, last = validator(None), MANIFEST.stages.count
+    assert reader.refusal(lease_record(stage=last)) is None, "how many there are is not known yet"
+    reader.know(MANIFEST)
+    assert reader.refusal(lease_record(stage=last)) == f"the run has no stage {last}"
+    assert "the run has no stage" in str(reader.refusal(record(word_key(RUN, last), b"")))
+    assert reader.refusal(lease_record(stage=last - 1)) is None
+    assert reader.refusal(lease_record(stage=KEEPERS)) is None
+
+
 def test_a_value_is_of_the_kind_its_key_is_for() -> None:
     lease = lease_of(KEY).to_bytes()
     key = lease_key(RUN, 0, bucket_of(KEY.peer_id))
