@@ -442,17 +442,19 @@ def _most_useful(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def _keep_answers(node: "DHTNode") -> None:
-    """Makes node tell what each other node answered to a store, and what it told of keys.
+    """Makes node tell what each other node answered to a store, and what it told of keys; and hand on nothing.
 
     hivemind returns the last answer to a store alone, so one node that refuses everything would make a store that five took a failure, and our own
-    copy would make one that nobody took a success. Of a walk that is broken off it tells nothing.
+    copy would make one that nobody took a success. Of a walk that is broken off it tells nothing. To each node that comes it sends all records
+    that lie nearer to it, megabytes for a ping, and again when it comes again; but their writers send them every half minute.
     """
     protocol: Any = node.protocol
     call_store, call_find = protocol.call_store, protocol.call_find
 
     async def store(peer: Any, *args: Any, **call: Any) -> StoreAnswers:
-        stored = None if args else _stored.get()  # with args it hands on to a node that came what lies here
-        made = partial(call_store, peer, *args, **call)
+        if args:  # as hivemind hands on alone
+            return None
+        stored, made = _stored.get(), partial(call_store, peer, **call)
         return await made() if stored is None else await stored.ask(str(peer), made)
 
     async def find(peer: Any, keys: Collection[Any]) -> Any:

@@ -37,7 +37,7 @@ from dilocox_peer.wire.records import MAX_STAGES
 NODE_ID_BYTES = 20
 MAX_KEYS = (
     2 + MAX_STAGES * (1 + BUCKETS) + BUCKETS
-)  # that a run has; a node hands all it holds to a nearer one in one request
+)  # that a run has; a node of hivemind's own hands all it holds to a nearer one in one request
 MAX_ASKED_KEYS = 32  # in one find; a node asks for the square root of what it looks for
 MAX_NEAREST = 20  # nodes named for one key; hivemind's bucket size
 MAX_SUBKEY_BYTES = 80

@@ -200,6 +200,26 @@ async def test_one_that_found_no_directory_may_begin_alone_on_the_same_network(m
         assert await peers_of(directory) == [identity.peer_id]
 
 
+async def test_a_node_that_comes_is_handed_nothing(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ping of 24 bytes had it sent all that lies here, whenever it came again."""
+    boot, _, _ = await make_node("boot")
+    await boot.publish_manifest(MANIFEST)
+    called: list[str] = []
+    call = boot.node.protocol.p2p.call_protobuf_handler
+
+    async def counted(peer: Any, name: str, *args: Any) -> Any:
+        called.append(name.rpartition(".")[2])
+        return await call(peer, name, *args)
+
+    monkeypatch.setattr(boot.node.protocol.p2p, "call_protobuf_handler", counted)
+    a, key_a, _ = await make_node("a")
+    await a.announce(lease_of(key_a))
+    await a.fetch_manifest()
+    assert await peers_of(boot) == [key_a.peer_id]
+    assert "rpc_find" in called
+    assert "rpc_store" not in called
+
+
 async def test_calls_end_when_our_p2pd_does(make_node: MakeNode) -> None:
     directory, identity, transport = await make_node("a")
     os.kill(transport.daemon_pid, signal.SIGKILL)
