@@ -44,9 +44,11 @@ def bound_storage(storage: Any, own_subkey: str) -> None:
         before = dictionary.get(subkey)
         if before is not None and before.expiration_time >= expires_s:
             return False  # hivemind refuses it too, but keeps a note of it until it would have expired
-        by = giver.get() or ourselves
+        by, now = giver.get() or ourselves, time.time()
+        if expires_s <= now:
+            return False  # hivemind refuses it too, after another's record had gone for it
         if subkey != own_subkey:
-            going = room.make(key, subkey, len(value), by, time.time())
+            going = room.make(key, subkey, len(value), by, now)
             if going is None:
                 return False
             for name in going:

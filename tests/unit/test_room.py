@@ -96,6 +96,14 @@ def test_where_every_place_has_one_nobody_is_dropped() -> None:
     assert node.storage.store_subkey("key", "ourselves", VALUE, node.expires_s)
 
 
+def test_a_record_that_has_expired_takes_nobodys_place() -> None:
+    node = Node()
+    crowd = {f"crowd {number}" for number in range(MAX_RECORDS)}
+    assert all(node.comes(name, "203.0.113.0/24") for name in crowd)
+    assert not node.comes("late", "198.51.100.0/24", later_s=-90.0)
+    assert node.held() == crowd
+
+
 def test_what_its_writer_brought_stays_its_own_when_others_hand_it_on_again() -> None:
     node, stranger = Node(), Giver(PeerId("stranger"), "203.0.113.0/24")
     for number in range(2 * HANDED_ON):
