@@ -3,12 +3,17 @@
 A connection that is lost is made anew, at the addresses of the newest lease: a relay that was started again, or a home with another
 address, cuts nobody off for longer than it takes to announce it. One that a relay passes on is made anew, ever more seldom, where it may be better
 then: soon with who can be dialled by now; by one of the two where p2pd may punch a hole, once routers have forgotten the last try.
+
+Where more are listed than are dialled, those come first that were reached once or are known otherwise; of the others those that were dialled in vain
+least often, one of each range of addresses in turn. So leases that are made up push nobody out who is there.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dilocox_peer.dht.records import Lease
+from dilocox_peer.dht.turns import by_turns
 from dilocox_peer.types import PeerId
 
 FIRST_RETRY_S, MAX_RETRY_S = 4.0, 60.0
@@ -18,6 +23,7 @@ BETTER_S, PUNCH_S, MOST_BETTER_S = (
     1800.0,
 )  # from a relayed connection to the first try of a better one; between two
 MAX_LISTED = 512
+MAX_KNOWN = 384  # of these before others have had their turn: names that answer are had without end, too
 NEVER = float("-inf")
 
 
@@ -28,6 +34,7 @@ class _Listed:
     failures: int = 0
     is_dialled_now: bool = False
     was_dialled: bool = False
+    was_reached: bool = False
     is_direct: bool = False  # others can dial it
     better_at: float = NEVER  # when a relayed connection is made anew; NEVER: there is none
     num_tries: int = 0  # of a better one
@@ -36,21 +43,39 @@ class _Listed:
 class DialPlan:
     """See the module."""
 
-    def __init__(self, me: PeerId) -> None:
+    def __init__(self, me: PeerId, rank: Callable[[PeerId], Any] = str) -> None:
+        """rank: by which those are chosen that are dialled, where there are too many; one that nobody else knows."""
         self._me = me
+        self._rank = rank
         self._listed: dict[PeerId, _Listed] = {}
+        self._in_vain: dict[PeerId, int] = {}  # how often those were dialled that made room for others
 
-    def listed(self, leases: Iterable[Lease]) -> None:
-        """These are in the directory; who is no more is forgotten."""
-        known, self._listed = self._listed, {}
-        for lease in leases:
-            if lease.peer == self._me or len(self._listed) >= MAX_LISTED:
-                continue
-            each = self._listed[lease.peer] = known.get(lease.peer) or _Listed(lease.addresses)
+    def listed(self, leases: Iterable[Lease], known: Collection[PeerId] = ()) -> None:
+        """These are in the directory; who is no more is forgotten. known: peers that were heard, or that we are connected with."""
+        others = [lease for lease in leases if lease.peer != self._me]
+        before, self._listed = self._listed, {}
+        in_vain = self._in_vain | {peer: each.failures for peer, each in before.items()}
+        reached = {peer for peer, each in before.items() if each.was_reached}.union(known)
+        chosen = others if len(others) <= MAX_LISTED else self._chosen(others, reached, in_vain)
+        self._in_vain = {lease.peer: in_vain[lease.peer] for lease in others if in_vain.get(lease.peer)}
+        for lease in chosen:
+            fresh = _Listed(lease.addresses, failures=in_vain.get(lease.peer, 0))
+            each = self._listed[lease.peer] = before.get(lease.peer, fresh)
             if each.addresses != lease.addresses:
                 each.addresses, each.due_at, each.failures = lease.addresses, NEVER, 0
             if each.is_direct is not (is_direct := lease.reachability == "direct"):
                 each.is_direct, each.better_at, each.num_tries = is_direct, NEVER, 0
+
+    def _chosen(
+        self, leases: Sequence[Lease], reached: Collection[PeerId], in_vain: Mapping[PeerId, int]
+    ) -> list[Lease]:
+        known = by_turns((lease for lease in leases if lease.peer in reached), self._rank)
+        others = by_turns(
+            (lease for lease in leases if lease.peer not in reached),
+            lambda peer: (in_vain.get(peer, 0), self._rank(peer)),
+        )
+        others.sort(key=lambda lease: in_vain.get(lease.peer, 0))
+        return [*known[:MAX_KNOWN], *others, *known[MAX_KNOWN:]][:MAX_LISTED]
 
     def due(
         self, connected: Collection[PeerId], now: float, *, later: Collection[PeerId] = ()
@@ -69,6 +94,7 @@ class DialPlan:
         if (each := self._listed.get(peer)) is None:
             return False
         is_first, each.was_dialled, each.is_dialled_now = not each.was_dialled, True, False
+        each.was_reached = each.was_reached or is_there
         each.failures = 0 if is_there else min(each.failures + 1, 16)
         each.due_at = now + min(FIRST_RETRY_S * 2 ** max(0, each.failures - 1), MAX_RETRY_S)
         return is_first

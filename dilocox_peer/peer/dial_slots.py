@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from dilocox_peer.invitation import address_range, parse_multiaddr
+from dilocox_peer.dht.turns import first_range
 from dilocox_peer.types import PeerId
 
 KNOWN_AT_ONCE = 8  # peers that were heard before
@@ -30,7 +30,7 @@ class DialSlots:
             async with self._known:
                 yield
             return
-        range_ = _range_of(addresses)
+        range_ = first_range(addresses)
         self._users[range_] += 1
         try:
             async with self._ranges.setdefault(range_, asyncio.Semaphore(OF_A_RANGE)), self._strangers:
@@ -39,11 +39,3 @@ class DialSlots:
             self._users[range_] -= 1
             if not self._users[range_]:
                 del self._users[range_], self._ranges[range_]
-
-
-def _range_of(addresses: Sequence[str]) -> str:
-    """Where the first address leads, relays' too; "" within a house, or without any."""
-    for text in addresses:
-        host = parse_multiaddr(text, "lease").host
-        return address_range(host) or host
-    return ""

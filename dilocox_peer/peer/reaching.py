@@ -11,6 +11,7 @@ The decisions are network/relay_choice.py's and dial_plan.py's; here are the clo
 
 import asyncio
 import hashlib
+import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -72,7 +73,8 @@ class Reaching:
         self._reachability = reachability
         self._look_now = look_now
         self._listener = listener
-        self._plan = DialPlan(transport.peer_id)
+        secret = os.urandom(16)
+        self._plan = DialPlan(transport.peer_id, lambda peer: hashlib.sha256(secret + peer.encode()).digest())
         self._outside = OutsideAddress(transport.peer_id)
         self._whispering: asyncio.Task[None] | None = None
         self._leases: Sequence[Lease] = ()
@@ -124,7 +126,7 @@ class Reaching:
         """The peers of our stage, as the directory lists them now. on_dialled: for each once it was dialled for the first time,
         whether it answered or not, with the range of addresses that it is seen in. on_paths: whenever `paths` are others."""
         self._on_dialled, self._on_paths = on_dialled, on_paths
-        self._plan.listed(leases)
+        self._plan.listed(leases, {*self.paths, *self._transport.heard})
         self._nudge.set()
 
     async def take_links(self, conveyor: Conveyor) -> None:

@@ -4,7 +4,16 @@ from dataclasses import replace
 from itertools import pairwise
 
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.peer.dial_plan import BETTER_S, FIRST_RETRY_S, MAX_RETRY_S, MOST_BETTER_S, PUNCH_S, DialPlan
+from dilocox_peer.peer.dial_plan import (
+    BETTER_S,
+    FIRST_RETRY_S,
+    MAX_LISTED,
+    MAX_RETRY_S,
+    MOST_BETTER_S,
+    PUNCH_S,
+    DialPlan,
+)
+from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId
 
 ME, A, B = PeerId("me"), PeerId("a"), PeerId("b")
@@ -81,6 +90,62 @@ def test_who_is_listed_no_more_is_forgotten():
     assert not plans.dialled(A, 0.0, is_there=True)
     assert plans.missing(set()) == []
     assert dialled(plans, set(), 1000.0) == []
+
+
+def crowd(first_range: int, count: int, ranges: int = 1) -> list[Lease]:
+    """Made-up leases that come first by their names."""
+    found = []
+    for number in range(count):
+        where = f"/ip4/{first_range + number % ranges // 250}.0.{number % ranges % 250}.1/tcp/9"
+        found.append(lease(PeerId(f"0 made up {first_range} {number:04}"), f"{where}/p2p/{PEER}"))
+    return found
+
+
+PEER = SigningKey(b"p" * 32).peer_id
+HONEST = [lease(PeerId(f"honest {number}"), f"/ip4/9.9.{number}.1/tcp/9/p2p/{PEER}") for number in range(5)]
+
+
+def all_dialled(of: DialPlan, until: float) -> set[PeerId]:
+    """Nobody answers."""
+    found, now = set[PeerId](), 0.0
+    while now < until:
+        for peer in dialled(of, set(), now):
+            found.add(peer)
+            of.dialled(peer, now, is_there=False)
+        now += 1.0
+    return found
+
+
+def test_made_up_leases_that_sort_first_keep_nobody_of_another_range_from_being_dialled():
+    assert {each.peer for each in HONEST} <= all_dialled(plan(*crowd(20, 2 * MAX_LISTED), *HONEST), 1.0)
+
+
+def test_where_each_made_up_lease_names_a_range_of_its_own_all_have_their_turn():
+    """Those that were dialled in vain make room at the next look."""
+    leases = [*crowd(20, 2 * MAX_LISTED, 2 * MAX_LISTED), *HONEST]
+    plans, found = plan(*leases), set[PeerId]()
+    for _ in range(4):
+        found |= all_dialled(plans, 30.0)
+        plans.listed(leases)
+    assert {each.peer for each in HONEST} <= found
+
+
+def test_who_was_reached_once_or_is_heard_is_pushed_out_by_nobody():
+    reached, heard = HONEST[:3], [each.peer for each in HONEST[3:]]
+    plans = plan(*reached)
+    for peer in dialled(plans, set(), 0.0):
+        plans.dialled(peer, 0.0, is_there=True)
+    plans.listed([*crowd(20, 2 * MAX_LISTED, 2 * MAX_LISTED), *HONEST], heard)
+    assert {each.peer for each in HONEST} <= set(dialled(plans, set(), 100.0))
+
+
+def test_names_that_answer_leave_room_for_others():
+    ours = crowd(20, MAX_LISTED)
+    plans = plan(*ours)
+    for peer in dialled(plans, set(), 0.0):
+        plans.dialled(peer, 0.0, is_there=True)
+    plans.listed([*ours, *HONEST])
+    assert {each.peer for each in HONEST} <= set(dialled(plans, set(), 100.0))
 
 
 def relayed(peer: PeerId) -> Lease:
