@@ -1,6 +1,7 @@
 """Addresses of peers met before, on disk: a volunteer whose link names a bootstrap that is gone still finds the run.
 
-One address a line, those that we were connected with first, bounded. What is read back is checked like any address; a damaged file is an
+One address a line, bounded: those that we are connected with first, then what the file had, then those of whom there is nothing but a lease, as
+a look while our line is down must not have the file forget everybody. What is read back is checked like any address; a damaged file is an
 empty one.
 """
 
@@ -20,7 +21,7 @@ from dilocox_peer.types import PeerId
 ACQUAINTANCES_FILE = "peers"  # in a run's folder
 MAX_KEPT = 16
 KEPT_ADDRESSES = 2  # of each peer
-KEPT_OF_RANGE = 4  # of public ones
+KEPT_OF_RANGE = 4  # of public ones; names are as one, as anybody has as many as he likes
 MAX_FILE_BYTES = 16 * 1024
 
 
@@ -56,8 +57,12 @@ class Acquaintances:
     async def remember(self, seen: Mapping[int, Sequence[Lease]], own: int, met: Collection[PeerId]) -> None:
         """Writes down where these are, of all stages, whom the next start may look for. own: the stage that comes first. met: peers that we are
         connected with, without a relay."""
-        found = [text for lease in to_remember(seen, own, met) for text in entries_of(lease)]
-        kept = _few_of_each_range([*found, *self.addresses])
+        found = to_remember(seen, own, met)
+        of_met, of_others = (
+            [text for lease in found if (lease.peer in met) is is_met for text in entries_of(lease)]
+            for is_met in (True, False)
+        )
+        kept = _few_of_each_range([*of_met, *self.addresses, *of_others])
         if set(kept) <= set(self.addresses):
             return
         self.addresses = kept
@@ -92,7 +97,8 @@ def _few_of_each_range(addresses: Iterable[str]) -> tuple[str, ...]:
     """As many as are kept, the first first: names cost nothing, so that one range of addresses would have the whole file."""
     kept, of_range = list[str](), Counter[str]()
     for text in dict.fromkeys(addresses):
-        place = address_range(parse_multiaddr(text, "peer").host)
+        address = parse_multiaddr(text, "peer")
+        place = "names" if address.host_kind.startswith("dns") else address_range(address.host)
         of_range[place] += 1
         if len(kept) < MAX_KEPT and (not place or of_range[place] <= KEPT_OF_RANGE):
             kept.append(text)

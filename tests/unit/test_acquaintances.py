@@ -66,3 +66,17 @@ def test_made_up_leases_do_not_have_the_file(tmp_path):
     assert found[1:3] == (honest[1].addresses[0], honest[0].addresses[0])
     assert sum("/6.6.6." in each for each in found) == KEPT_OF_RANGE
     assert all(lease.addresses[0] in found for lease in honest)
+
+
+def test_a_look_while_our_line_is_down_forgets_nobody_for_made_up_leases(tmp_path):
+    forged = [
+        lease_at(pid(n), 2**53 - 1, *(f"/dns4/{host}{n}.example/tcp/1/p2p/{pid(n)}" for host in "gh"))
+        for n in range(100, 130)
+    ]
+    honest = [lease_at(pid(n), n, f"/ip4/9.9.{n}.1/tcp/1/p2p/{pid(n)}") for n in range(1, 9)]
+    kept = Acquaintances(tmp_path / "peers")
+    for met in ([lease.peer for lease in honest], []):
+        asyncio.run(kept.remember({0: [*forged, *honest]}, 0, met))
+        found = read_acquaintances(tmp_path / "peers")
+        assert {lease.addresses[0] for lease in honest} <= set(found)
+        assert sum("/dns4/" in each for each in found) == KEPT_OF_RANGE
