@@ -4,15 +4,26 @@ Leases cost next to nothing, and PeerIDs are ground that come first by any order
 order is one of our own, and one range has no more of the first places than others have.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.invitation import address_range, parse_multiaddr
 from dilocox_peer.types import PeerId
+
+
+class Acquainted(Protocol):
+    """What is asked of network/transport.py."""
+
+    @property
+    def named(self) -> Collection[PeerId]: ...
+    @property
+    def heard(self) -> Collection[PeerId]: ...
 
 
 def first_range(addresses: Sequence[str]) -> str:
@@ -30,3 +41,27 @@ def by_turns(leases: Iterable[Lease], rank: Callable[[PeerId], Any]) -> list[Lea
     for lease in sorted(leases, key=lambda lease: rank(lease.peer)):
         queues.setdefault(first_range(lease.addresses), []).append(lease)
     return [lease for turn in zip_longest(*queues.values()) for lease in turn if lease is not None]
+
+
+def known_first(leases: Iterable[Lease], transport: Acquainted, rng: random.Random) -> list[Lease]:
+    """Those that the run's link names, then those that were heard, then the others; of either one of each range in turn, drawn anew."""
+    found = by_turns(leases, lambda _peer: rng.random())
+    return sorted(found, key=lambda lease: (lease.peer not in transport.named, lease.peer not in transport.heard))
+
+
+class AskedInTurn:
+    """Asks again and again, whoever was asked least often first: what one wants may be with any of them, and most may be nothing but leases."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._times: Counter[PeerId] = Counter()
+
+    def take(self, leases: Iterable[Lease], transport: Acquainted, most: int) -> list[Lease]:
+        """So many, that count as asked."""
+        order = known_first(leases, transport, self._rng)
+        turn = sorted(order, key=lambda lease: self._times[lease.peer])[:most]
+        self._times.update(lease.peer for lease in turn)
+        return turn
+
+    def were_all_asked(self, leases: Iterable[Lease]) -> bool:
+        return all(self._times[lease.peer] for lease in leases)

@@ -250,7 +250,7 @@ def test_one_range_of_addresses_does_not_shut_newcomers_out(monkeypatch: pytest.
 class _Net:
     """Peers of a stage that all have the same rounds; of those that trickle a byte comes every 14 s."""
 
-    named, addresses, peer_id = frozenset[PeerId](), (), ME
+    named, heard, addresses, peer_id = frozenset[PeerId](), dict[PeerId, float](), (), ME
 
     def __init__(self, stage: CertifiedStage, trickling: Sequence[PeerId], *, chains_too: bool) -> None:
         self._trickling, self._chains_too = trickling, chains_too

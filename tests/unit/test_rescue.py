@@ -38,7 +38,9 @@ async def connect(*_arguments: object) -> None:
 
 ENDPOINT = cast(
     "Endpoint",
-    SimpleNamespace(me=ME, incarnation=1, transport=SimpleNamespace(named={BOOTSTRAP}, peer_id=ME, connect=connect)),
+    SimpleNamespace(
+        me=ME, incarnation=1, transport=SimpleNamespace(named={BOOTSTRAP}, heard=(), peer_id=ME, connect=connect)
+    ),
 )
 
 

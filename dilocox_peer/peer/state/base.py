@@ -4,11 +4,13 @@ They are a thing of the store, named by the hash in the manifest, and whoever ha
 """
 
 import asyncio
+import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
+from dilocox_peer.dht.turns import AskedInTurn
 from dilocox_peer.errors import ConfigError, PeerUnavailable, StateCorrupt, ThingUnavailable
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.files import will_pass
@@ -19,12 +21,13 @@ from dilocox_peer.model.memory import size
 from dilocox_peer.network.endpoint import Endpoint
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Store
-from dilocox_peer.types import Digest
+from dilocox_peer.types import Digest, PeerId
 
 if TYPE_CHECKING:
     from dilocox_peer.model.weights import ModelFolder
 
 PATIENCE_S = 60.0  # with peers that are starting, too
+MOST_PATIENT = 10.0  # times that, while there are leases of peers that have not been asked yet
 MAX_DONORS = 16
 LOOK_S = 2.0
 CONNECT_S = 5.0
@@ -114,25 +117,27 @@ async def _fetch(
 ) -> None:
     store = Store(endpoint.transport, [things])
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience_s
+    began = loop.time()
+    deadline, turns = began + patience_s, AskedInTurn(random.Random(endpoint.incarnation))
 
-    async def dial(lease: Lease) -> None:
+    async def dial(lease: Lease) -> PeerId | None:
         with suppress(PeerUnavailable):
             await endpoint.transport.connect(lease.peer, lease.addresses, CONNECT_S)
+            return lease.peer
+        return None
 
     while True:
-        donors = [lease for lease in await directory.peers(stage) if lease.peer != endpoint.me][:MAX_DONORS]
-        await asyncio.gather(*map(dial, donors))
+        others = [lease for lease in await directory.peers(stage) if lease.peer != endpoint.me]
+        reached = await asyncio.gather(*map(dial, turns.take(others, endpoint.transport, MAX_DONORS)))
+        donors = [peer for peer in reached if peer is not None]
         tried_s = loop.time()
         try:
-            await store.fetch(
-                name, donors=[lease.peer for lease in donors], max_bytes=layout.size_bytes, timeout_s=FETCH_S
-            )
+            await store.fetch(name, donors=donors, max_bytes=layout.size_bytes, timeout_s=FETCH_S)
             return
         except (ThingUnavailable, TimeoutError):
             if loop.time() - tried_s > patience_s:  # somebody had part of it
                 deadline = loop.time() + patience_s
-            if loop.time() > deadline:
+            if loop.time() > (deadline if turns.were_all_asked(others) else began + MOST_PATIENT * patience_s):
                 raise ConfigError(
                     f"no peer of stage {stage} has the weights beside the adapters, and they are not on this machine: pass --model "
                     f"with the folder of {' '.join(filter(None, (section.source, section.revision)))}"

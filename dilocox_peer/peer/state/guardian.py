@@ -18,6 +18,7 @@ from dilocox_peer.admission import Right
 from dilocox_peer.compression.sizes import blob_limits
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
+from dilocox_peer.dht.turns import known_first
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt, ThingUnavailable
 from dilocox_peer.events import Event, Failed, Listener
 from dilocox_peer.events_of_states import StageCopied, StageFollowed
@@ -86,6 +87,7 @@ class Guardian:
         self._paces: dict[int, LookPace] = {}
         self._leases: dict[int, list[Lease]] = {}
         self._keepers: list[Lease] = []
+        self._unreached: Counter[PeerId] = Counter()  # how often it gave nothing when it was asked
         self._in_vain: Counter[int] = Counter()  # looks in a row at a stage of which a copy was due, and nobody gave it
         self._rest_s = 0.0
         self._copy_at = 0.0
@@ -235,16 +237,19 @@ class Guardian:
         }
         self._leases = {**leases, self._stage: await self._directory.peers(self._stage)}
         self._keepers = await self._directory.keepers()
+        listed = {lease.peer for each in leases.values() for lease in each}
+        self._unreached = Counter({peer: times for peer, times in self._unreached.items() if peer in listed})
         replicas = {stage: len(found) for stage, found in leases.items()}
         for stage in stages_to_keep(self._stage, replicas, self._kept, self._count, self._me):
-            self._rng.shuffle(leases[stage])
+            self._leases[stage] = known_first(leases[stage], self._transport, self._rng)
             started = time.monotonic()
             if await self._copy(stage, self._donors(stage)[:DONORS_TRIED]):
                 seconds = time.monotonic() - started
                 self._rest_s += rest_s(seconds, replicas, self._stage, stage, self._count)
 
     def _donors(self, stage: int) -> list[Lease]:
-        return worth_asking(self._leases[stage], self._transport.addresses, self._site, in_vain=self._in_vain[stage])
+        leases = sorted(self._leases[stage], key=lambda lease: self._unreached[lease.peer])
+        return worth_asking(leases, self._transport.addresses, self._site, in_vain=self._in_vain[stage])
 
     async def _copy(self, stage: int, donors: Sequence[Lease]) -> bool:
         """From the first donor that has something new enough, and its proof; whether there was one."""
@@ -255,6 +260,7 @@ class Guardian:
                 if await self._copy_from(lease, store):
                     return True
             except (PeerUnavailable, ProtocolError, StateCorrupt):
+                self._unreached[lease.peer] += 1  # it may be nothing but a lease
                 if number == len(donors):
                     raise
         return False

@@ -22,6 +22,7 @@ from typing import Any
 from dilocox_peer.compression.sizes import blob_limits
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
+from dilocox_peer.dht.turns import known_first
 from dilocox_peer.errors import PeerUnavailable, ProtocolError, ThingUnavailable
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_states import StageRestored, StateFetchFailed
@@ -141,7 +142,7 @@ async def find_backup(
     rng = random.Random(endpoint.incarnation)
     keepers = trusted_first(await directory.keepers(), endpoint.transport, rng)
     others = await _of_others(stage, manifest.stages.count, directory)
-    asked = rng.sample(others, min(len(others), MAX_ASKED))
+    asked = known_first(others, endpoint.transport, rng)[:MAX_ASKED]
     living, said = await asyncio.gather(
         _summaries(endpoint, of_stage, stage), _summaries(endpoint, [*keepers, *asked], stage)
     )
@@ -196,7 +197,7 @@ async def newest_kept(stage: int, *, endpoint: Endpoint, directory: Directory, b
 async def newest_copied(stage: int, *, num_stages: int, endpoint: Endpoint, directory: Directory) -> int:
     """The same, also of what peers of other stages have copied. Raises RunUnreachable."""
     others = await _of_others(stage, num_stages, directory)
-    asked = random.sample(others, min(len(others), MAX_ASKED))
+    asked = known_first(others, endpoint.transport, random.Random())[:MAX_ASKED]
     return await newest_kept(stage, endpoint=endpoint, directory=directory, besides=asked)
 
 
