@@ -8,12 +8,13 @@ decided elsewhere. Importing this module does not import hivemind (that pulls in
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from dilocox_peer.admission import NOTHING_SHOWN, Admission, Right
+from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.invitation import address_range, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.network.bandwidth import Bandwidth
 from dilocox_peer.network.bulk import (
@@ -29,6 +30,7 @@ from dilocox_peer.network.daemon import Daemon, OnStream, Via
 from dilocox_peer.network.doors import Doors
 from dilocox_peer.network.fetches import BulkFetches
 from dilocox_peer.network.lasting import lasting
+from dilocox_peer.network.lead_budget import LeadBudget
 from dilocox_peer.network.messages import MessageHandler, Messages
 from dilocox_peer.network.p2pd import Refusal, check_listenable, remember
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
@@ -83,6 +85,7 @@ class Transport:
         self.message_protocol = f"{self._prefix}/messages/3"
         self.pass_protocol = f"{self._prefix}/pass"
         self.admission: Admission | None = None
+        self._leads = LeadBudget()
         self.heard: OrderedDict[PeerId, float] = (
             OrderedDict()
         )  # when, monotonic, the last message or byte of a body came
@@ -261,9 +264,21 @@ class Transport:
         return self.addresses
 
     async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_s: float = 10.0) -> None:
-        """Dials peer at these addresses (of a lease, say) unless connected; p2pd remembers them. Raises PeerUnavailable."""
-        dialled = [parse_multiaddr(text, "lease").dialled_bytes() for text in addresses]
-        await self.daemon.dial(peer, dialled, timeout_s)
+        """Dials peer at these addresses (of a lease, say) unless connected; p2pd remembers them. Of one that was never heard, at as many as
+        lead_budget.py allows. Raises PeerUnavailable."""
+        dialled = [parse_multiaddr(text, "lease") for text in addresses]
+        if peer not in self.heard and peer not in self.named:
+            allowed = self._leads.allowed(dialled, {*self.heard, *self.named}, time.monotonic())
+            if dialled and not allowed and peer not in await self._connected():
+                raise PeerUnavailable(peer, "too many leases lead to where it is said to be")
+            dialled = allowed
+        await self.daemon.dial(peer, [address.dialled_bytes() for address in dialled], timeout_s)
+
+    async def _connected(self) -> Collection[PeerId]:
+        try:
+            return await self.paths()
+        except TimeoutError:
+            return ()
 
     async def paths(self, timeout_s: float = 5.0) -> dict[PeerId, Via]:
         """The peers with an open connection, directory-only ones too, and how each is reached: "relayed" where every connection

@@ -17,6 +17,7 @@ from dilocox_peer.dht.turns import by_turns
 from dilocox_peer.types import PeerId
 
 FIRST_RETRY_S, MAX_RETRY_S = 4.0, 60.0
+UNMET_RETRY_S = 240.0  # at most, of one that was never reached: it may be nothing but a lease
 BETTER_S, PUNCH_S, MOST_BETTER_S = (
     15.0,
     150.0,
@@ -96,7 +97,8 @@ class DialPlan:
         is_first, each.was_dialled, each.is_dialled_now = not each.was_dialled, True, False
         each.was_reached = each.was_reached or is_there
         each.failures = 0 if is_there else min(each.failures + 1, 16)
-        each.due_at = now + min(FIRST_RETRY_S * 2 ** max(0, each.failures - 1), MAX_RETRY_S)
+        most_s = MAX_RETRY_S if each.was_reached else UNMET_RETRY_S
+        each.due_at = now + min(FIRST_RETRY_S * 2 ** max(0, each.failures - 1), most_s)
         return is_first
 
     def to_better(

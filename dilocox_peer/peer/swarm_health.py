@@ -20,6 +20,7 @@ from dilocox_peer.wire.health import Ail, HealthForm
 from dilocox_peer.wire.records import KEEPERS
 
 ASK_EVERY_S = 3.0
+MOST_VAIN = 6  # 3.2 minutes
 ASKS_A_LOOK = 8  # at most, of which there is one a second: larger swarms are gone round more slowly
 HEARD_EVERY_S = 2.0  # one of those that are heard anyway, so that what a peer asks does not grow with the swarm
 MOST_SELDOM = 2.0  # times as long, where we hear many of our stage
@@ -59,6 +60,9 @@ class Known:
     asked_at: float = NEVER
     is_asked: bool = False
     misses: int = 0  # questions without an answer since the last sign of life, though a connection was there
+    vain: int = (
+        0  # doublings of the time between two questions to one that was never heard, and may be nothing but a lease
+    )
     unreached: int = 0  # questions for which there was no connection, while nothing was ever heard of it
     gone_at: float | None = None
     refuses: bool = False
@@ -154,7 +158,7 @@ class SwarmHealth:
         """A sign of life, not necessarily a new one."""
         known = self._of(peer, stage)
         if known is not None and at > known.heard_at:
-            known.heard_at, known.misses, known.gone_at, known.refuses = at, 0, None, False
+            known.heard_at, known.misses, known.gone_at, known.refuses, known.vain = at, 0, None, False, 0
 
     def is_heard(self, peer: PeerId, since: float) -> bool:
         """Whether it has given a sign of life since then."""
@@ -201,6 +205,7 @@ class SwarmHealth:
         if known is None:
             return
         known.is_asked = False
+        known.vain = min(known.vain + 1, MOST_VAIN) if known.heard_at == NEVER and peer not in self.bootstraps else 0
         if how == "gone" and (refuses or known.heard_at != NEVER) and now - known.heard_at > 1.0:
             known.gone_at = known.gone_at if known.gone_at is not None else now
             known.refuses = known.refuses or refuses
@@ -222,7 +227,7 @@ class SwarmHealth:
             if each.peer != self.me
             and (each.is_listed or now - each.heard_at <= REMEMBERED_S)
             and not each.is_asked
-            and now - each.asked_at >= ASK_EVERY_S * (many if each.peer in self.bootstraps else 1.0)
+            and now - each.asked_at >= ASK_EVERY_S * (many if each.peer in self.bootstraps else 2.0**each.vain)
         ]
         due.sort(key=lambda each: (each.asked_at, each.peer))
         quiet = {each.peer for each in due if now - each.heard_at > self._quiet_s(each, many)}

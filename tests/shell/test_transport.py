@@ -16,6 +16,7 @@ from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, Run
 from dilocox_peer.network import bulk
 from dilocox_peer.network.daemon import calls_under_way, handlers_under_way
 from dilocox_peer.network.doorkeeper import Budget, Budgeted, Budgets
+from dilocox_peer.network.lead_budget import RANGE_LEADS
 from dilocox_peer.network.message_frames import MAX_MESSAGE_BYTES
 from dilocox_peer.network.transport import (
     PeerGone,
@@ -551,3 +552,27 @@ async def test_nothing_of_hivemind_reaches_the_screen(
     with pytest.raises(RequestRefused):
         await client.fetch(client.initial_peers[0].rsplit("/", 1)[1], "none", {}, max_body_bytes=0, timeout_s=60)  # type: ignore[arg-type]
     assert capfd.readouterr() == ("", "")
+
+
+async def test_made_up_leases_have_nobody_dial_a_third_party_without_end(
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, _ = await make_transport("a")
+    dialled: list[bytes] = []
+
+    async def dial(_peer: PeerId, addresses: list[bytes], _timeout_s: float) -> None:
+        dialled.extend(addresses)
+
+    monkeypatch.setattr(transport.daemon, "dial", dial)
+    refused = 0
+    for number in range(200):
+        fake = SigningKey(bytes([number]) * 32).peer_id
+        try:
+            await transport.connect(fake, [f"/ip4/192.0.2.1/tcp/{port}/p2p/{fake}" for port in (22, 25, 80, 443)])
+        except PeerUnavailable:
+            refused += 1
+    assert refused > 0
+    assert RANGE_LEADS <= len(dialled) < 2 * RANGE_LEADS
+    known = SigningKey(b"k" * 32).peer_id
+    transport.heard[known] = 0.0
+    await transport.connect(known, [f"/ip4/192.0.2.1/tcp/1/p2p/{known}"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dilocox_peer.cli import metrics
 from dilocox_peer.dht import bounds, entry, room
-from dilocox_peer.network import doorkeeper, link_gate, message_streams
+from dilocox_peer.network import doorkeeper, lead_budget, link_gate, message_streams
 from dilocox_peer.network.doorkeeper import ALLOWED, Budgeted, Trespass
 from dilocox_peer.network.frames import MAX_HEADER_BYTES, MAX_HEADER_DEPTH, MAX_HEADER_ITEMS
 from dilocox_peer.network.link_frames import MAX_UNPROVED_BYTES, MAX_UNPROVED_HEADER_BYTES
@@ -105,6 +105,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"and {ALL_PORTS_PER_S:.0f} a second in all; {MAX_BUDGETS:,} ranges",
         f"{ASKED:.0f} at once and {60 * ASKED_PER_S:.0f} a minute of one peer, {ALL_ASKED:.0f} at once and {ALL_ASKED_PER_S:.0f} a second "
         f"of all are looked into; {MAX_BUDGETS:,} peers",
+        f"{lead_budget.OF_A_LEASE} of a range for one lease, {lead_budget.RANGE_LEADS:.0f} at once and "
+        f"{60 * lead_budget.RANGE_LEADS_PER_S:.0f} a minute of a range for all; {lead_budget.MAX_RANGES:,} ranges",
         f"{MAX_DOORS}, 64 streams, {OF_A_DOOR} of one peer",
         f"{MAX_REMEMBERED}, and {MAX_PROVEN} proofs",
     ):

@@ -1,5 +1,6 @@
 """What is wrong with a run, as every peer and the page see it: the cause by its name, who is meant, and what happens next."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -561,3 +562,21 @@ def test_a_visitor_that_looks_again_later_names_who_has_stopped_meanwhile():
     run.health.told(peers[1], run.said[peers[1]], 12.0)
     assert [(each.kind, each.peers) for each in run.health.troubles(22.0) if each.stops] == [("frozen", (peers[0],))]
     assert not run.health.is_heard(peers[0], 12.0)
+
+
+def test_one_that_was_never_heard_is_asked_ever_more_seldom() -> None:
+    """It may be nothing but a lease, which leads to a third party."""
+    health, never, asked = SwarmHealth(ME, 1, 1, stage=0), PeerId("never"), list[float]()
+    health.listed({0: [lease("never", 0, left_s=1e6)]}, 0.0, WALL)
+    for second in range(600):
+        if never in health.to_ask(float(second)):
+            asked.append(second)
+            health.asked(never, float(second))
+            health.missed(never, "gone", float(second))
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    assert len(pauses) >= 5
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 20 * pauses[0]
+    health.heard(never, 0, 600.0)
+    health.missed(never, "silent", 601.0)
+    assert never in health.to_ask(610.0), "it is one that was heard by now"

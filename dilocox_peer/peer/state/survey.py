@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
+from dilocox_peer.dht.turns import AskedInTurn
 from dilocox_peer.errors import PeerUnavailable, ProtocolError
 from dilocox_peer.events import Listener, MessageRefused
 from dilocox_peer.manifest import Manifest
@@ -31,6 +32,7 @@ from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
 
 MEMBERS_ASKED, OTHERS_ASKED = 3, 2  # at a look
+STRANGERS_REACHED = 64  # at a look, of those that are in no roster here and were not reached at the last one
 ASK_ALL_S = 1.0  # between two looks at so many; those between ask one
 DIRECTORY_EVERY_S = 5.0
 CONNECT_S, DIGEST_S, CHAIN_S, STATE_S = 5.0, 5.0, 60.0, 3600.0
@@ -78,6 +80,7 @@ class Survey:
         self._directory = directory
         self._listener = listener
         self._rng = rng
+        self._turns = AskedInTurn(rng)
         self._refusals = Refusals()
         self._looked_at = self._asked_at = float("-inf")
         self._reached: list[PeerId] = []
@@ -239,7 +242,7 @@ class Survey:
             return None
 
         reached, kept = await asyncio.gather(
-            asyncio.gather(*(reach(lease) for lease in leases if not lease.has_left)),
+            asyncio.gather(*map(reach, self._to_reach([lease for lease in leases if not lease.has_left]))),
             asyncio.gather(*map(ask, keepers)),
         )
         self._reached = [peer for peer in reached if peer is not None]
@@ -252,6 +255,15 @@ class Survey:
         self._heard_at = {
             peer: at for peer, at in self._heard_at.items() if peer in {*known, *self.annals.place.voters}
         }
+
+    def _to_reach(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Those that were reached before or are in the roster, and some of the others at each look: they may be nothing but leases."""
+        known = {*self._reached, *self.annals.place.roster}
+        others = [lease for lease in leases if lease.peer not in known]
+        return [
+            *(lease for lease in leases if lease.peer in known),
+            *self._turns.take(others, self._transport, STRANGERS_REACHED),
+        ]
 
     def _by_trust(self) -> Sequence[PeerId]:
         peers = list(dict.fromkeys([*self._reached, *self._keepers]))
