@@ -339,7 +339,9 @@ class Stay:
         machine, post = averaging.machine, averaging.driver.post
         takeover = None
         if conveyor is not None and self._settings.wish.stage is None:
-            takeover = takeover_of(presence, stage, manifest, self._settings, directory, conveyor, self._pauses)
+            takeover = takeover_of(
+                presence, stage, manifest, self._settings, directory, conveyor, self._pauses, machine
+            )
         steering = Steering(
             self._me, machine=machine, post=post, directory=directory, pauses=self._pauses, conveyor=conveyor
         )

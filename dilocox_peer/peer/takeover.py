@@ -22,7 +22,9 @@ from dilocox_peer.peer.links.conveyor import Conveyor, ConveyorStatus
 from dilocox_peer.peer.pauses import Pauses
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.reading import can_read
+from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.settings import SessionSettings
+from dilocox_peer.types import PeerId
 
 LOOK_S = 15.0
 UNLINKED_LOOK_S = 4.0  # while a stage beside ours is linked with nobody
@@ -51,11 +53,13 @@ class Takeover:
         start_peers: int,
         fits: Collection[int],
         linked_stages: Callable[[], Collection[int]],
+        mates: Callable[[], Collection[PeerId]],
         is_paused: Callable[[], bool],
         directory: Directory,
     ) -> None:
         """fits: the stages that can be held here. linked_stages: of the peers whose links we have; those are not empty,
-        whatever the directory has lost."""
+        whatever the directory has lost. mates: peers of our stage that are in its roster, or heard in its rounds; others may be nothing but
+        leases, for which nobody is to leave a stage."""
         self._presence = presence
         self._stage = stage
         self._num_stages = num_stages
@@ -63,6 +67,7 @@ class Takeover:
         self._scant = ScantStages()
         self._fits = fits
         self._linked_stages = linked_stages
+        self._mates = mates
         self._is_paused = is_paused
         self._directory = directory
         self._empty = EmptyStages()
@@ -110,6 +115,8 @@ class Takeover:
         stages: dict[int, Sequence[Lease]] = {
             **where_they_are({stage: await self._directory.peers(stage) for stage in range(self._num_stages)})
         }
+        here = {self._presence.me, *self._mates()}
+        stages[self._stage] = [lease for lease in stages[self._stage] if lease.peer in here]
         linked = self._linked_stages()
         refused = [stage for stage in self._beside if stage not in linked and await self._is_gone(stages[stage])]
         stages |= {stage: [] for stage in refused}
@@ -138,6 +145,7 @@ def takeover_of(
     directory: Directory,
     conveyor: Conveyor,
     pauses: Pauses,
+    machine: RoundMachine,
 ) -> Takeover:
     """Of a peer whose volunteer did not insist on a stage."""
     reads = can_read(manifest, settings)
@@ -148,6 +156,7 @@ def takeover_of(
         start_peers=manifest.rounds.start_peers,
         fits=[each for each in fitting_stages(manifest, settings.wish) if each > 0 or reads],
         linked_stages=lambda: _speaking(conveyor.status(), time.monotonic()),
+        mates=lambda: {*machine.roster, *machine.alive(asyncio.get_running_loop().time())},
         is_paused=lambda: pauses.is_paused,
         directory=directory,
     )

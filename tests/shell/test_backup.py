@@ -302,7 +302,7 @@ async def test_the_newest_moves_to_a_stage_that_stays_empty(
     def takeover_of(node: Node) -> asyncio.Task[Move]:
         takeover = Takeover(
             node.presence, FIRST, num_stages=2, start_peers=1, fits=(0, 1), linked_stages=lambda: linked, is_paused=lambda: paused,
-            directory=node.directory,
+            mates=lambda: [each.presence.me for each in (old, new)], directory=node.directory,
         )  # fmt: skip
         return asyncio.create_task(takeover.run())
 
@@ -333,7 +333,7 @@ async def test_the_newest_moves_to_a_stage_that_has_too_few_peers_to_begin(
     def takeover_of(node: Node, start_peers: int) -> asyncio.Task[Move]:
         takeover = Takeover(
             node.presence, FIRST, num_stages=2, start_peers=start_peers, fits=(0, 1), linked_stages=lambda: {STAGE},
-            is_paused=lambda: False, directory=node.directory,
+            mates=lambda: [each.presence.me for each in nodes], is_paused=lambda: False, directory=node.directory,
         )  # fmt: skip
         return asyncio.create_task(takeover.run())
 
