@@ -50,18 +50,29 @@ def known_first(leases: Iterable[Lease], transport: Acquainted, rng: random.Rand
 
 
 class AskedInTurn:
-    """Asks again and again, whoever was asked least often first: what one wants may be with any of them, and most may be nothing but leases."""
+    """Asks again and again, whoever was asked least often first: what one wants may be with any of them, and most may be nothing but leases.
+
+    Half of the places are for those that are known, the named ones first, and one in eight for those that were asked before: names that are new at
+    each look are had without end.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._times: Counter[PeerId] = Counter()
 
     def take(self, leases: Iterable[Lease], transport: Acquainted, most: int) -> list[Lease]:
-        """So many, that count as asked."""
+        """So many, that count as asked. Those that are listed no more are forgotten."""
         order = known_first(leases, transport, self._rng)
-        turn = sorted(order, key=lambda lease: self._times[lease.peer])[:most]
-        self._times.update(lease.peer for lease in turn)
-        return turn
+        listed = {lease.peer for lease in order}
+        self._times = Counter({peer: count for peer, count in self._times.items() if peer in listed})
+        order.sort(key=lambda lease: self._times[lease.peer])
+        known = [lease for lease in order if lease.peer in transport.named]
+        known += [lease for lease in order if lease.peer in transport.heard and lease.peer not in transport.named]
+        again = [lease for lease in order if self._times[lease.peer]]
+        turn = {lease.peer: lease for lease in [*known[: most // 2], *again[: most // 8], *order]}
+        chosen = list(turn.values())[:most]
+        self._times.update(lease.peer for lease in chosen)
+        return chosen
 
     def were_all_asked(self, leases: Iterable[Lease]) -> bool:
         return all(self._times[lease.peer] for lease in leases)

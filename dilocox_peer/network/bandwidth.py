@@ -11,13 +11,14 @@ from dilocox_peer.network.upload_shares import SHARE, Upload, UploadShares
 from dilocox_peer.token_bucket import TokenBucket
 
 LEAST_CHUNK_BYTES, MOST_PACED_BYTES = 2048, 16 * 1024
+KNOWN_TO_GO = 0.5  # of the rate at which bodies have left a line that nobody measures
 TOLD_SHARE = 0.25  # of the upload
 CHUNK_S, LEAST_CHUNK_S = 0.01, 0.002  # of the line, that a chunk takes: others on it wait so long for it
 
 
 class Bandwidth:
     """bytes_sent, bytes_received: messages, deflated, and bodies so far. uplink: how fast bodies leave. is_owners: whether the upload is limited by the
-    volunteer. carries: bytes a second that the line is known to carry; None: nobody has measured it."""
+    volunteer. measured: bytes a second that the line is known to carry; None: nobody has measured it."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class Bandwidth:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.uplink = UplinkMeter()
-        self.carries: float | None = None
+        self.measured: float | None = None
         self._lock = threading.Lock()
         now = time.monotonic()
         self._upload = UploadShares(now)
@@ -45,6 +46,13 @@ class Bandwidth:
     def upload_rate(self) -> float | None:
         """Bytes a second; None: no limit. Any thread."""
         return self._upload.rate
+
+    @property
+    def carries(self) -> float | None:
+        """Bytes a second that the line carries at least, as far as is known: what was measured, else half of what bodies left at; None: nothing is."""
+        if self.measured is not None:
+            return self.measured
+        return KNOWN_TO_GO * self.uplink.bps / 8 or None
 
     def spares(self, *, at_home: bool) -> bool:
         """Whether what goes there is not limited, though what leaves the network at home is: only the owner's limit is one of both."""

@@ -43,15 +43,17 @@ class Doors:
         self._listener: Listener = lambda _event: None
         self._nudge, self._looked = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._hanging_up: asyncio.Task[None] | None = None  # beside the looks, which newcomers wait for
 
     def start(self) -> None:
         self._daemon.on_asking = lambda peer: self.keeper.proved(peer, time.monotonic())
         self._task = asyncio.create_task(lasting(self._watch, "the look at connections", self.tell), name="doors")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._hanging_up) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def set_listener(self, listener: Listener) -> None:
         """Told of those who are turned away, in the loop; when there are too many, not of all."""
@@ -153,8 +155,12 @@ class Doors:
         self._looked.set()
         self._looked = asyncio.Event()
         out = list(self.keeper.seen(hosts.items(), time.monotonic(), daemon_bytes=self._daemon_bytes()))
-        for at in range(0, len(out), HANG_UPS_AT_ONCE):
-            await asyncio.gather(*map(self._hang_up, out[at : at + HANG_UPS_AT_ONCE]))
+        if out and (self._hanging_up is None or self._hanging_up.done()):
+            self._hanging_up = asyncio.create_task(self._hang_up_all(out), name="hang up")
+
+    async def _hang_up_all(self, peers: Sequence[PeerId]) -> None:
+        for at in range(0, len(peers), HANG_UPS_AT_ONCE):
+            await asyncio.gather(*map(self._hang_up, peers[at : at + HANG_UPS_AT_ONCE]))
 
     async def _hang_up(self, peer: PeerId) -> None:
         with suppress(PeerUnavailable):

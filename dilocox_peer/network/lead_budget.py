@@ -7,13 +7,18 @@ dialled for peers that were never heard is bounded for each range of addresses, 
 from collections import Counter, OrderedDict
 from collections.abc import Container, Sequence
 
+from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.invitation import Address, place_of
 from dilocox_peer.token_bucket import TokenBucket
 from dilocox_peer.types import PeerId
 
-OF_A_LEASE = 3  # addresses of one range
-RANGE_LEADS, RANGE_LEADS_PER_S = 96.0, 0.5  # a run may have all its peers in one data centre
+OF_A_LEASE = 2  # addresses of one range
+RANGE_LEADS, RANGE_LEADS_PER_S = 96.0, 1.0  # a run may have all its peers in one data centre
 MAX_RANGES = 1024  # the longest undialled is forgotten
+
+
+class TooManyLeads(PeerUnavailable):
+    """The peer was not dialled: too many leases lead where it is said to be. Another time it may be."""
 
 
 class LeadBudget:

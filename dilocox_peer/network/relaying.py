@@ -161,18 +161,18 @@ class Relay:
             task = asyncio.current_task()
             if task is not None:
                 self._unread.pop(task, None)
-        now = time.monotonic()
         if not isinstance(request, AskCircuit):
             hosts = await self._transport.seen_at(peer)
             self._desk.is_open = self._is_open() and bool(hosts)  # one that comes through a relay is passed on by that
             host = "" if not hosts or hosts[0] in ("127.0.0.1", "::1") else hosts[0]
-            verdict = self._desk.reserve(peer, host, now)
+            verdict = self._desk.reserve(peer, host, time.monotonic())
             until = int(time.time() + RESERVED_S)
             is_in = verdict is RelayStatus.OK
             await _say(writer, relay_protocol.reserved_until(until) if is_in else relay_protocol.answered(verdict))
             return None
         target = PeerId(base58.b58encode(request.target).decode("ascii"))
-        circuit = self._desk.connect(peer, target, now, self._transport.doors.holder_of(peer))
+        holder = await self._transport.doors.holder(peer)  # for as long as the circuit lasts
+        circuit = self._desk.connect(peer, target, time.monotonic(), holder)
         for each in self._desk.take_given_up():
             if (passing := self._passing.pop(each, None)) is not None:
                 passing.cancel()

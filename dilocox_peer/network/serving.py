@@ -127,7 +127,7 @@ class Serving:
         self._holder = holder
         self._free_for: dict[str, asyncio.Semaphore] = {}  # strangers of that range, as long as there are some
         self._num_from: Counter[str] = Counter()
-        self._flows = Flows(lambda: bandwidth.carries)
+        self._flows, self._flows_at_home = Flows(lambda: bandwidth.carries), Flows()
         self._under_way: dict[asyncio.Task[Any], _UnderWay] = {}
         self._unheard: dict[asyncio.Task[Any], PeerId] = {}
         self._free = asyncio.Semaphore(limits.streams)
@@ -317,7 +317,8 @@ class Serving:
         is_spared = self._bandwidth.spares(at_home=at_home)  # then it says nothing of our line
         if not is_spared:
             self._bandwidth.uplink.begin(asked.began)
-        flow = self._flows.to(peer, is_urgent=reply.is_urgent)
+        # What stays at home is not on the line, and gives way to nothing that is.
+        flow = (self._flows_at_home if at_home else self._flows).to(peer, is_urgent=reply.is_urgent)
 
         def on_received(num_bytes: int) -> None:
             asked.num_bytes += num_bytes

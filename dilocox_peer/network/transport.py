@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from dilocox_peer.admission import NOTHING_SHOWN, Admission, Right
-from dilocox_peer.errors import PeerUnavailable
 from dilocox_peer.invitation import address_range, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.network.bandwidth import Bandwidth
 from dilocox_peer.network.bulk import (
@@ -30,7 +29,7 @@ from dilocox_peer.network.daemon import Daemon, OnStream, Via
 from dilocox_peer.network.doors import Doors
 from dilocox_peer.network.fetches import BulkFetches
 from dilocox_peer.network.lasting import lasting
-from dilocox_peer.network.lead_budget import LeadBudget
+from dilocox_peer.network.lead_budget import LeadBudget, TooManyLeads
 from dilocox_peer.network.messages import MessageHandler, Messages
 from dilocox_peer.network.p2pd import Refusal, check_listenable, remember
 from dilocox_peer.network.serving import FetchHandler, Serving, TransportLimits
@@ -265,13 +264,13 @@ class Transport:
 
     async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_s: float = 10.0) -> None:
         """Dials peer at these addresses (of a lease, say) unless connected; p2pd remembers them. Of one that was never heard, at as many as
-        lead_budget.py allows. Raises PeerUnavailable."""
+        lead_budget.py allows. Raises PeerUnavailable, TooManyLeads of those where it was not dialled."""
         dialled = [parse_multiaddr(text, "lease") for text in addresses]
-        if peer not in self.heard and peer not in self.named:
-            allowed = self._leads.allowed(dialled, {*self.heard, *self.named}, time.monotonic())
-            if dialled and not allowed and peer not in await self._connected():
-                raise PeerUnavailable(peer, "too many leases lead to where it is said to be")
-            dialled = allowed
+        is_met = peer in self.heard or peer in self.named or peer in await self._connected()
+        if dialled and not is_met:
+            dialled = self._leads.allowed(dialled, {*self.heard, *self.named}, time.monotonic())
+            if not dialled:
+                raise TooManyLeads(peer, "too many leases lead to where it is said to be")
         await self.daemon.dial(peer, [address.dialled_bytes() for address in dialled], timeout_s)
 
     async def _connected(self) -> Collection[PeerId]:

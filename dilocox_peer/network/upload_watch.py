@@ -105,4 +105,4 @@ class UploadWatch:
             self._bandwidth.set_upload(self._control.rate)
         if found:  # an owner may allow more than the line carries
             owners = self._bandwidth.upload_rate
-            self._bandwidth.carries = min(self._control.rate, math.inf if owners is None else owners)
+            self._bandwidth.measured = min(self._control.rate, math.inf if owners is None else owners)

@@ -22,7 +22,7 @@ from dilocox_peer.dht.assignment import (
 )
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError
+from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Listener, Remark, StageClaimed
 from dilocox_peer.invitation import all_loopback
 from dilocox_peer.manifest import Manifest
@@ -173,8 +173,11 @@ async def _claim_by_need(
             break  # a run that comes together again: nobody moves before all had time to be there
         # Others may be choosing at this moment; what they announced is seen at the second look.
         await asyncio.sleep(CLAIM_WAIT_S * rng.uniform(0.5, 1.0))
-        seen = await _leases_of_all(directory, count)
-        better, reason = better_stage(seen, claimant, stage) if stage in seen else (None, "")
+        try:
+            seen = await _leases_of_all(directory, count)
+        except RunUnreachable:
+            break  # announced it is; Takeover looks again
+        better, reason = better_stage(seen, claimant, stage)
         if better is None:
             break
         await directory.leave()
@@ -210,4 +213,8 @@ async def _round_trip_s(transport: Transport, lease: Lease) -> float | None:
 
 
 async def _leases_of_all(directory: Directory, count: int) -> dict[int, list[Lease]]:
-    return where_they_are(await leases_of_stages(directory, range(count)))
+    """Raises RunUnreachable also where one stage is not told of: it would be taken for one that nobody can hold."""
+    found = await leases_of_stages(directory, range(count))
+    if missing := sorted(set(range(count)) - found.keys()):
+        raise RunUnreachable(f"the directory does not tell who holds stage {missing[0]}; try again later")
+    return where_they_are(found)

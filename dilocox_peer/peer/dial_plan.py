@@ -88,7 +88,8 @@ class DialPlan:
                 continue
             each.is_dialled_now = True
             due.append((peer, each.addresses))
-        return due
+        # Of many that wait for room those first that have not failed: made-up leases have soon.
+        return sorted(due, key=lambda each: (self._listed[each[0]].failures, self._rank(each[0])))
 
     def dialled(self, peer: PeerId, now: float, *, is_there: bool) -> bool:
         """Whether it was the first time."""
@@ -100,6 +101,17 @@ class DialPlan:
         most_s = MAX_RETRY_S if each.was_reached else UNMET_RETRY_S
         each.due_at = now + min(FIRST_RETRY_S * 2 ** max(0, each.failures - 1), most_s)
         return is_first
+
+    def put_off(self, peer: PeerId, now: float) -> None:
+        """It was not dialled: there is no room for it now. That is no failure of its own."""
+        if (each := self._listed.get(peer)) is not None:
+            each.is_dialled_now, each.due_at = False, now + FIRST_RETRY_S
+
+    def line_is_back(self) -> None:
+        """What failed until now was our own line's doing."""
+        self._in_vain.clear()
+        for each in self._listed.values():
+            each.failures, each.due_at = 0, NEVER
 
     def to_better(
         self, paths: Mapping[PeerId, str], now: float, *, may_punch: bool

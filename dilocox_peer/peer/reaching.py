@@ -23,6 +23,7 @@ from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_reach import LineChanged, PassingOn, PortOpened, Reach, ReachChanged
 from dilocox_peer.invitation import address_range, all_loopback, parse_multiaddr
 from dilocox_peer.network.bulk import PeerSilent
+from dilocox_peer.network.lead_budget import TooManyLeads
 from dilocox_peer.network.outside_address import OutsideAddress
 from dilocox_peer.network.own_hosts import own_hosts
 from dilocox_peer.network.p2pd import greets
@@ -163,6 +164,8 @@ class Reaching:
             self._nudge.clear()
             with suppress(TimeoutError, PeerUnavailable):
                 before, self.paths = self.paths, await self._look_at_paths()
+                if self.paths and not before:
+                    self._plan.line_is_back()
                 self.tunnels.reached([peer for peer, how in self.paths.items() if how != "relayed"])
                 if self.paths != before and self._on_paths is not None:
                     self._on_paths()
@@ -256,6 +259,7 @@ class Reaching:
 
     def _all_anew(self, tasks: asyncio.TaskGroup, now: float, *, but: Collection[PeerId] = ()) -> None:
         self._moved_at = now
+        self._plan.line_is_back()
         self.ports.moved()
         self._listener(LineChanged())
         for peer in self._known_addresses():
@@ -361,10 +365,15 @@ class Reaching:
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         seen_in, is_there = "", False
         async with self._dialling.slot(peer, addresses, is_known=peer in self._transport.heard):
-            with suppress(PeerUnavailable):
+            try:
                 await self._transport.connect(peer, addresses)
                 is_there = True
                 seen_in = await self._transport.range_of(peer)
+            except TooManyLeads:
+                self._plan.put_off(peer, asyncio.get_running_loop().time())
+                return
+            except PeerUnavailable:
+                pass
         if self._plan.dialled(peer, asyncio.get_running_loop().time(), is_there=is_there) and self._on_dialled:
             self._on_dialled(peer, seen_in)
 

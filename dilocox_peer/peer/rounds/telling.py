@@ -15,7 +15,7 @@ NAME_BYTES = 120  # of a certificate, for each name and signature in it
 TOLD_BYTES_PER_S = 4e6  # where nothing narrower is said
 BURST_S, LEAST_BURST_BYTES = 8.0, 512 * 1024
 MAX_TOLD = 64  # ranges that are remembered
-ASKS_S = 600.0  # a range that has not been told anything for so long has no part any more
+WANTS_S = 60.0  # a range that asked in vain so long ago asks no more; a newcomer comes back to each donor in that time
 
 
 class Telling:
@@ -25,25 +25,33 @@ class Telling:
         self.bytes_per_s: Callable[[], float] = lambda: TOLD_BYTES_PER_S
         self.place_of: Callable[[PeerId], str] = str
         self._all: TokenBucket | None = None
-        self._own: OrderedDict[str, tuple[TokenBucket, float]] = OrderedDict()  # and when it was told; the newest last
+        self._own: OrderedDict[str, TokenBucket] = OrderedDict()  # the last told last
+        self._wanting: OrderedDict[str, float] = OrderedDict()  # asked in vain, at that time; the newest last
 
     def may_tell(self, asker: PeerId, now: float) -> bool:
-        """Whether a page may go now."""
+        """Whether a page may go now. A part binds only while others want theirs."""
         place, rate = self.place_of(asker), min(self.bytes_per_s(), TOLD_BYTES_PER_S)
-        while self._own and next(iter(self._own.values()))[1] < now - ASKS_S:
-            self._own.popitem(last=False)
-        part = rate / (1 + len(self._own.keys() | {place}))  # the next one that comes finds something left
-        self._all = _at(self._all, rate, now)
-        own = self._own.get(place)
-        return self._all.owed_s(now) == 0.0 and (own is None or _at(own[0], part, now).owed_s(now) == 0.0)
+        while self._wanting and next(iter(self._wanting.values())) < now - WANTS_S:
+            self._wanting.popitem(last=False)
+        others = len(self._wanting.keys() - {place})
+        self._all, own = _at(self._all, rate, now), self._own.get(place)
+        # One part is left: else something is owed whenever one comes that asks seldom.
+        has_had_its_part = own is not None and _at(own, rate / (2 + others), now).owed_s(now) > 0.0
+        if self._all.owed_s(now) == 0.0 and not (others and has_had_its_part):
+            return True
+        self._wanting.pop(place, None)
+        self._wanting[place] = now
+        if len(self._wanting) > MAX_TOLD:
+            self._wanting.popitem(last=False)
+        return False
 
     def told(self, asker: PeerId, names: int, now: float) -> None:
         """A page with so many names and signatures goes."""
         assert self._all is not None, "asked first"
         place = self.place_of(asker)
-        own, _ = self._own.pop(place, (None, 0.0))
-        bucket = own or _at(None, self._all.rate / 2, now)
-        self._own[place] = bucket, now
+        bucket = self._own.pop(place, None) or _at(None, self._all.rate / 2, now)
+        self._own[place] = bucket
+        self._wanting.pop(place, None)
         if len(self._own) > MAX_TOLD:
             self._own.popitem(last=False)
         for each in (bucket, self._all):
