@@ -40,7 +40,7 @@ REMEMBERED = 8
 """Certificates after which what a peer did not report of its share is taken to be lost, so that it does not starve."""
 
 FASTEST = 8
-"""Times what is expected, or is usual among three or more, that a peer is believed to do in a round."""
+"""Times what is expected, or is usual among three or more, that a peer is believed to do in a round, if few say that they do more."""
 
 COMMONS_SHARE = 32  # of all units, one in so many
 
@@ -131,9 +131,10 @@ class Handout:
         self, roster: Sequence[PeerId], *, tokens_a_round: int, reported: Mapping[PeerId, int]
     ) -> dict[PeerId, tuple[Stretch, ...]]:
         """What one certificate hands out. roster: its own. tokens_a_round: of work expected of a peer. reported: tokens that its
-        contributors say they have worked through; FASTEST times the upper median is believed at most: what is handed out is lost to all others."""
+        contributors say they have worked through; FASTEST times the upper median is believed at most, or what more than an eighth of them say: what is handed out is lost to all others."""
         said = sorted(each for each in reported.values() if each > 0)
-        most = FASTEST * max(tokens_a_round, said[len(said) // 2] if len(said) > 2 else 0)
+        usual, of_several = (said[len(said) // 2], said[-2 - len(said) // 8]) if len(said) > 2 else (0, 0)
+        most = max(FASTEST * max(tokens_a_round, usual), of_several)
         least = UNIT_TOKENS * min(LEAST_UNITS, self.row.to_hand_out // (AHEAD * max(1, len(roster))))
         for peer in [peer for peer in self._accounts if peer not in roster and peer not in reported]:
             del self._accounts[peer]

@@ -256,16 +256,21 @@ def _texts_in(path: Path, reading: Reading) -> Iterator[Text]:
 
 def _texts_of_records(path: Path, reading: Reading) -> Iterator[Text]:
     left_out = _LeftOutOf(path, "lines", reading.refused)
-    is_empty, has_text = True, False
+    is_empty, has_text, missing = True, False, 0
     for where, text in _records_in(path, reading.column, left_out, is_text=True):
         is_empty = False
-        if text is not None and not isinstance(text, str):
+        if text is None:
+            missing += 1
+        elif not isinstance(text, str):
             left_out.add(f'{where}: field "{reading.column}" holds no string; --column names another')
         elif text:
             has_text = True
             yield _utf8(text)
     if not has_text and (left_out.count or not is_empty):
         raise ConfigError(f'{path}: no line has text in its field "{reading.column}"; --column names another')
+    if missing and reading.refused is not None:
+        told = f'{path}: {missing} lines have nothing in a field "{reading.column}"; --column names another; left out'
+        reading.refused(told)
     left_out.tell_all()
 
 

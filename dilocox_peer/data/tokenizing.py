@@ -265,7 +265,7 @@ class _Work:
             return list(itertools.takewhile(self._is_there, written))
         if not force:
             raise ConfigError(
-                f"{out} holds unfinished shards of other files or settings: pass --force to begin anew, or another --out"
+                f"{out} holds unfinished shards of other files or settings, or of an older version: pass --force to begin anew, or another --out"
             )
         self._forget()
         return []

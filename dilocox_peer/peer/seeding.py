@@ -28,7 +28,7 @@ MOST_AGAIN_S = 600.0
 FETCH_S = 3600.0
 ENTER_S = 120.0
 PEERS_S = 30.0  # that peers have for the catalogue before the web is asked: one that trickles it keeps nobody from it
-LEAST_BYTES_PER_S = 100_000  # beside PEERS_S, for a shard
+LEAST_BYTES_PER_S = 50_000  # beside PEERS_S, for a shard
 LEFT_OUT_S = 600.0
 """So long are those not asked for shards of whom one did not come in that time, where the web has it: who trickled cannot be told."""
 

@@ -160,7 +160,9 @@ def cards(gpus: str) -> str:
 
 def check_device(wanted: str) -> None:
     """Raises ConfigError for what `--device` cannot mean on any machine."""
-    if not all(re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:[0-9]{1,3})?", each.strip()) for each in wanted.split(",")):
+    if not all(
+        re.fullmatch(r"auto|(cpu|mps)(:0)?|(cuda|xpu)(:[0-9]{1,3})?", each.strip()) for each in wanted.split(",")
+    ):
         raise ConfigError(
             f"--device {wanted} is no device: use auto, cpu, mps, xpu, cuda, or cuda:N for one of several cards; commas between several"
         )

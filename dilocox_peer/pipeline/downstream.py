@@ -34,7 +34,7 @@ from dilocox_peer.pipeline.contract import (
     GradRefused,
     MicroBatchResent,
 )
-from dilocox_peer.pipeline.flight import NOT_FINITE, NOT_TAKEN, CallPhase, Flight, State, Tray
+from dilocox_peer.pipeline.flight import MOSTLY_NOTHING, NOT_FINITE, NOT_TAKEN, CallPhase, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
 from dilocox_peer.pipeline.outcomes import Outcomes
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose
@@ -358,6 +358,7 @@ class Downstream:
         flight = self._called(peer, message)
         if flight is None:
             return  # cancelled meanwhile
+        flight.failed_since = max(flight.failed_since, self._desk.now)  # somebody else takes it; never: inf stays
         if flight.phase is CallPhase.RESERVED:
             self._known.callees[peer].grants.observe(self._desk.now - flight.phase_since)
             flight.phase = CallPhase.GRANTED
@@ -374,6 +375,7 @@ class Downstream:
         flight = self._called(peer, message)
         if flight is None or flight.checked is not None:  # a check that has to wait is given up
             return
+        flight.failed_since = max(flight.failed_since, self._desk.now)  # somebody else takes it; never: inf stays
         callee = self._known.callees[peer]
         if flight.phase is CallPhase.RESERVED:
             if message.position < flight.position:
@@ -392,17 +394,19 @@ class Downstream:
         # Before its body has left, that nothing comes of it is a word of 80 bytes.
         is_nothing = message.reason in (NOT_FINITE, NOT_TAKEN) and self._has_body(flight)
         if not is_nothing or self._failed(flight, peer):
-            self._pause(peer, flight, is_leaving=message.reason == "leaving")
+            self._pause(peer, flight, message.reason)
         self._move(flight, "refused")
 
-    def _pause(self, peer: PeerId, flight: Flight, *, is_leaving: bool) -> None:
+    def _pause(self, peer: PeerId, flight: Flight, reason: str) -> None:
         """It refused this."""
         timing, callee, now = self._desk.timing, self._known.callees[peer], self._desk.now
-        pause_s = timing.leaving_s if is_leaving else timing.refused_s
+        is_for_us = reason == MOSTLY_NOTHING  # it says nothing of the callee, which takes ours again after so long
+        pause_s = timing.leaving_s if is_for_us or reason == "leaving" else timing.refused_s
         kept_s = now - flight.kept_since if self._has_it(flight) else 0.0
         if self._others(peer):  # or it could keep each up to the end of our patience, and be asked again
-            pause_s = min(max(pause_s, LONGEST * kept_s), timing.overdue_cap_s)
-            if kept_s > timing.overdue_start_s:
+            if not is_for_us:
+                pause_s = min(max(pause_s, LONGEST * kept_s), timing.overdue_cap_s)
+            if kept_s > timing.overdue_start_s and callee.avoid_until <= now:  # of several at once the first counts
                 self._shun(callee)
         callee.avoid_until = max(callee.avoid_until, now + pause_s)
 

@@ -25,6 +25,7 @@ from dilocox_peer.wire.hops import MAX_WINDOW, HopMessage, MicroBatchId
 
 RECENT = 64  # micro-batches whose origins vote on the round; also what a heap may hold in vain
 NOT_FINITE = "not finite"  # a Refuse says: nothing came of it, here or behind
+MOSTLY_NOTHING = "most of it came to nothing"  # of its caller's micro-batches
 NOT_TAKEN = "not taken"  # a Refuse says: its body is not what a stage can have computed
 MAX_BLAMED = 512
 BLAME_EVERY_S = 1.0  # what one peer does wrong is noted at most so often

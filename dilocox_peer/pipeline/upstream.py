@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from dilocox_peer.pipeline.contract import Body, HopRefused, StepRefused
-from dilocox_peer.pipeline.flight import NOT_FINITE, NOT_TAKEN, RECENT, Flight, State, Tray
+from dilocox_peer.pipeline.flight import MOSTLY_NOTHING, NOT_FINITE, NOT_TAKEN, RECENT, Flight, State, Tray
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood
 from dilocox_peer.pipeline.outcomes import Outcomes
 from dilocox_peer.pipeline.slots import AnswerCache, CallKey, Slots
@@ -30,7 +30,6 @@ from dilocox_peer.wire.hops import (
 )
 
 MAX_OUTSTANDING = 256  # calls of one caller that hold or await a slot, without bodies about 100 KB; more are refused
-MOSTLY_NOTHING = "most of it came to nothing"  # a Refuse says, of its caller's micro-batches
 MAX_REMEMBERED = 512  # callers that left slots unused, linked or not
 SENT_AGAIN_AFTER_S = 15.0  # after so long without a word a link is lost, and with it what was on its way
 MOST_PATIENCE = (

@@ -54,7 +54,8 @@ class FileContent:
         is_known = index in self._right
         if len(raw) != stop - start or not (is_known or sha256(raw) == self.outline.chunks[index]):
             with suppress(OSError):
-                self._on_damaged()
+                if os.stat(self.path).st_ino == os.fstat(self._file).st_ino:  # else another was fetched since
+                    self._on_damaged()
             raise StateCorrupt(f"{self.path} is damaged: chunk {index} is no longer what it was")
         self._right.add(index)
         return raw

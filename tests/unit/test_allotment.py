@@ -262,6 +262,15 @@ def test_a_claim_takes_no_more_data_than_of_the_fastest(size: int) -> None:
     assert counts[roster[0]] / sum(counts.values()) < 1.2 * FASTEST / (FASTEST + size - 1)
 
 
+def test_several_fast_ones_are_believed() -> None:
+    """Eight of 32 that do twenty times as much as the others lacked 57 % of their work."""
+    roster = [PeerId(f"peer {number:02}") for number in range(32)]
+    reported = {peer: (20 if number < 8 else 1) * ROUND for number, peer in enumerate(roster)}
+    handout = Handout(Row(10**6))
+    got = [handout.take(roster, tokens_a_round=ROUND, reported=reported).get(roster[0], ()) for _ in range(30)]
+    assert sum(each.count for stretches in got[10:] for each in stretches) * UNIT_TOKENS >= 0.95 * 20 * 20 * ROUND
+
+
 def test_a_fast_stage_is_believed() -> None:
     """What the plan expects may be far below what all of them do."""
     handout = Handout(Row(10**6))

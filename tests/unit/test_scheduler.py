@@ -40,6 +40,7 @@ from dilocox_peer.pipeline.contract import (
     Unlinked,
     Work,
 )
+from dilocox_peer.pipeline.flight import MOSTLY_NOTHING
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.pipeline.turnstile import Turnstile
 from dilocox_peer.types import PeerId
@@ -676,6 +677,48 @@ def test_a_callee_that_only_lets_wait_what_came_to_nothing_elsewhere_has_it_no_l
         assert poisoned.bench.now < 600.0
         said = poisoned.bench.get(poisoned.other, SlotWait(*poisoned.id, poisoned.call, 3)) + poisoned.bench.tick(1.0)
         assert (poisoned.failed, poisoned.reserve) not in said
+
+
+@pytest.mark.parametrize("reason", ["expired", "paused", "no slot", "leaving"])
+def test_one_refusal_of_a_callee_that_took_what_came_to_nothing_elsewhere_ends_nothing(reason: str) -> None:
+    bench = middle().link(DOWN2)
+    bench.take(1)
+    id_, failed, call = bench.call()
+    other = DOWN2 if failed == DOWN else DOWN
+    bench.says(GradRefused(failed, Grad(*id_, call, 1.0, 0), is_unlike=True))
+    for _ in range(9):
+        bench.get(other, SlotWait(*id_, call, 3))
+        bench.tick(1.0)
+    bench.get(other, SlotGrant(*id_, call))
+    assert (UP, Refuse(*id_, 1, "not finite")) not in bench.get(other, Refuse(*id_, call, reason))
+
+
+def test_a_caller_that_is_put_out_comes_back_when_its_callee_takes_it_again() -> None:
+    """All that it had in the line was refused at once, each refusal counted as a delay of the callee's: it was left alone for ten minutes."""
+    bench = middle(max_slots=16, accumulate=64).link(DOWN2)
+    held = []
+    for index in range(14):
+        bench.take(index)
+        id_, callee, call = bench.call()
+        if index >= 6:
+            held.append((id_, callee, call))
+            continue
+        # It has had some, so that more are on their way at once.
+        bench.get(callee, HopStatus(2, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1))
+        bench.get(callee, Grad(*id_, call, 1.0, 0), b"g")
+        bench.work()
+        bench.feed(BackwardDone(id_, b"g", 1.0, 0.1))
+    for second in range(40):
+        for id_, callee, call in held:
+            bench.get(callee, SlotWait(*id_, call, max(1, 60 - second)))
+        bench.tick(1.0)
+    [(whose, _)] = Counter(callee for _, callee, _ in held).most_common(1)
+    mine = [(id_, call) for id_, callee, call in held if callee == whose]
+    assert len(mine) > 1
+    for id_, call in mine:
+        bench.get(whose, Refuse(*id_, call, MOSTLY_NOTHING))
+    again = [peer for _ in range(70) for peer, message in bench.tick(1.0) if isinstance(message, Reserve)]
+    assert whose in again
 
 
 def test_another_callee_that_comes_and_goes_does_not_keep_what_comes_to_nothing_alive() -> None:

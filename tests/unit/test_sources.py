@@ -215,6 +215,7 @@ def test_lines_that_are_no_documents_take_no_others_with_them(tmp_path, name):
         f"{path}:4: not JSON",
         f"{path}:5: no object; every line of a .jsonl file is one; left out",
         f'{path}:6: field "text" holds no string; --column names another; left out',
+        f'{path}: 2 lines have nothing in a field "text"; --column names another; left out',
         f"{path}: 5 lines in all were left out",
     ]
 

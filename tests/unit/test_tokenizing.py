@@ -224,7 +224,9 @@ def test_other_files_or_settings_do_not_go_on_with_it(tmp_path, source):
     out = tmp_path / "begun"
     with pytest.raises(Interrupted):
         make_shards(order(source, out, shard_tokens=1024), refused=pytest.fail, progress=interrupt)
-    with pytest.raises(ConfigError, match="holds unfinished shards of other files or settings: pass --force"):
+    with pytest.raises(
+        ConfigError, match="holds unfinished shards of other files or settings, or of an older version: pass --force"
+    ):
         made(source, out)
     make_shards(order(source, out), refused=pytest.fail, force=True)
     assert contents(out) == contents(tmp_path / "out")
@@ -266,7 +268,9 @@ def test_shards_begun_without_the_hash_of_their_documents_are_not_gone_on_with(t
     path = tmp_path / "out" / PROGRESS_FILE
     state = json.loads(path.read_text())
     path.write_text(json.dumps(state | {"written": [each[:2] for each in state["written"]]}))
-    with pytest.raises(ConfigError, match="holds unfinished shards of other files or settings: pass --force"):
+    with pytest.raises(
+        ConfigError, match="holds unfinished shards of other files or settings, or of an older version: pass --force"
+    ):
         made(source, tmp_path / "out")
 
 
