@@ -270,7 +270,7 @@ def test_a_shard_that_peers_only_trickle_comes_from_the_web_within_minutes(tmp_p
 
     async def scenario():
         running = asyncio.create_task(ShardFetcher(fed, stored, CATALOGUE, donors, told.append, web).run())
-        await asyncio.wait_for(fed.looked.wait(), 2 * PEERS_S)
+        await asyncio.wait_for(fed.looked.wait(), 4 * PEERS_S)
         fed.looked.clear()
         stored.at, fed.wanted = None, CATALOGUE.shards[1:]
         await asyncio.wait_for(fed.looked.wait(), PEERS_S)
