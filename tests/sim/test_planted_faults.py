@@ -14,6 +14,7 @@ SEARCHED = 60  # seeds a fault gets to show itself in
 RARE = {  # where the search begins for these
     "no view change after genesis": 70,
     "any branch is better": 60,
+    "pseudo-gradient kept over every switch": 80,
 }
 
 

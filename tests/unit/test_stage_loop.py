@@ -17,7 +17,7 @@ from dilocox_peer.peer.training.stage_loop import StageLoop
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import Refuse
+from dilocox_peer.wire.hops import Refuse, Step
 from tests.cut_runs import corpus, manifest_of, one_model
 
 
@@ -250,6 +250,8 @@ def test_a_body_that_nothing_finite_comes_of_is_refused_and_its_receiver_goes_on
         while pipe.wire:
             sender, receiver, message, body = pipe.wire.popleft()
             refused += [message] if isinstance(message, Refuse) else []
+            if isinstance(message, Step):
+                pipe.benches[int(sender[4:])].tell(contract.StepSent(receiver, message))
             pipe.benches[int(receiver[4:])].tell(contract.HopReceived(sender, message, body))
         for loop in pipe.loops:
             loop.train_on()
