@@ -39,6 +39,14 @@ ME, HONEST = PeerId("me"), PeerId("honest")
 BODY = bytes(4 << 20)
 
 
+def _range_of(peer: PeerId) -> str:
+    return "198.41.0.0/24" if peer == HONEST else "203.0.113.0/24"
+
+
+async def _range_soon(peer: PeerId) -> str:
+    return _range_of(peer)
+
+
 class _Writer:
     """Of a stream in memory; it is its own transport."""
 
@@ -93,7 +101,8 @@ def test_a_relay_answers_beside_streams_on_which_nothing_comes_of_it(
             doors = SimpleNamespace(
                 keeper=SimpleNamespace(keep=lambda _is_kept: None),
                 tell=lambda _event: None,
-                holder_of=lambda peer: "198.41.0.0/24" if peer == HONEST else "203.0.113.0/24",
+                holder_of=_range_of,
+                holder=_range_soon,
             )
             reached = 0
 
