@@ -24,6 +24,8 @@ SCRAPE_S = 10.0  # for a visitor's next bytes
 
 
 class ScrapeHandler(WSGIRequestHandler):
+    """One visitor's request. timeout: seconds, for each of its next bytes."""
+
     timeout = SCRAPE_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002

@@ -57,7 +57,7 @@ _heard: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("heard", default=N
 
 
 class Network(Protocol):
-    """What the directory needs of peer.transport.Transport, which is a floor above."""
+    """What the directory needs of network.transport.Transport."""
 
     @property
     def p2p(self) -> Any: ...

@@ -163,7 +163,7 @@ class Doors:
             await asyncio.gather(*map(self._hang_up, peers[at : at + HANG_UPS_AT_ONCE]))
 
     async def _hang_up(self, peer: PeerId) -> None:
-        with suppress(PeerUnavailable):
+        with suppress(PeerUnavailable, TimeoutError, OSError):  # the next look finds it again
             await self._daemon.hang_up(peer, HANG_UP_S)
             self.num_hung_up += 1
 

@@ -60,9 +60,8 @@ class Known:
     asked_at: float = NEVER
     is_asked: bool = False
     misses: int = 0  # questions without an answer since the last sign of life, though a connection was there
-    vain: int = (
-        0  # doublings of the time between two questions to one that was never heard, and may be nothing but a lease
-    )
+    # Doublings of the time between two questions to one that was never heard, and may be nothing but a lease.
+    vain: int = 0
     unreached: int = 0  # questions for which there was no connection, while nothing was ever heard of it
     gone_at: float | None = None
     refuses: bool = False

@@ -205,18 +205,24 @@ def test_what_of_a_hostile_callers_micro_batches_is_too_strong_ends_no_callees_l
         middle.hear("z", grad, strong)
 
 
+def compared_by_hand(
+    middle: MiddlePeer, monkeypatch: pytest.MonkeyPatch
+) -> tuple[BodyFormat, MicroBatchId, list[contract.HopInput], deque[contract.HopAction]]:
+    """What bodies look like, a micro-batch, and what its bench is told and wants: every answer is awaited."""
+    taken: list[contract.HopInput] = []
+    actions = deque[contract.HopAction]()
+    monkeypatch.setattr(middle.bench, "awaited", lambda _peer, _message: middle.activations)
+    monkeypatch.setattr(middle.bench, "take_in", taken.append)
+    monkeypatch.setattr(middle.bench, "take_actions", lambda: actions)
+    return BodyFormat.of(manifest_of(4, schedule="carry")), MicroBatchId(PeerId("head"), 1, 7), taken, actions
+
+
 def test_gradients_that_were_halved_otherwise_are_compared_as_they_came(
     middle: MiddlePeer, monkeypatch: pytest.MonkeyPatch
 ):
     """Equal ones agreed by a half, where their senders' strengths are usually not the same."""
-    taken: list[contract.HopInput] = []
-    actions = deque[contract.HopAction]()
-    body = BodyFormat.of(manifest_of(4, schedule="carry"))
+    body, id_, taken, actions = compared_by_hand(middle, monkeypatch)
     strong = body.pack_hidden(6 * torch.ones(body.batch, body.tokens, body.width))
-    id_ = MicroBatchId(PeerId("head"), 1, 7)
-    monkeypatch.setattr(middle.bench, "awaited", lambda _peer, _message: middle.activations)
-    monkeypatch.setattr(middle.bench, "take_in", taken.append)
-    monkeypatch.setattr(middle.bench, "take_actions", lambda: actions)
     for peer, usual in (("y", 1.0), ("x", 2.0), ("z", 1.2)):
         of_usual = body.pack_hidden(usual * torch.ones(body.batch, body.tokens, body.width))
         for index in range(4):
@@ -237,14 +243,8 @@ def test_what_was_halved_in_an_earlier_answer_says_nothing_of_the_next(
     middle: MiddlePeer, monkeypatch: pytest.MonkeyPatch
 ):
     """An honest callee's second answer for one micro-batch, equal to another's, agreed by a half or a quarter."""
-    taken: list[contract.HopInput] = []
-    actions = deque[contract.HopAction]()
-    body = BodyFormat.of(manifest_of(4, schedule="carry"))
+    body, id_, taken, actions = compared_by_hand(middle, monkeypatch)
     strong = body.pack_hidden(6 * torch.ones(body.batch, body.tokens, body.width))
-    id_ = MicroBatchId(PeerId("head"), 1, 7)
-    monkeypatch.setattr(middle.bench, "awaited", lambda _peer, _message: middle.activations)
-    monkeypatch.setattr(middle.bench, "take_in", taken.append)
-    monkeypatch.setattr(middle.bench, "take_actions", lambda: actions)
     for peer in ("y", "x"):
         for index in range(4):
             middle.hear(peer, Grad(*MicroBatchId(PeerId("head"), 1, index), 1, 1.0, 0), middle.gradient)

@@ -13,8 +13,8 @@ file. This file puts its parts together; docs/protocol.md tells the story:
     schedule.py    plans, and the last round       view_changes.py  a new roster when the quorum is lost, and at genesis
     chain.py       what was agreed               adoption.py  how the chain moves, and the anchor with it:
     conduct.py     who is waited for               healing.py       other chains, and the best of them
-                                                   forks.py         which of two counts (wire/checkpoints.py: the owner's word)
-                                                   following.py     how far a better one is followed by now
+    telling.py     what strangers get of it        forks.py         which of two counts (wire/checkpoints.py: the owner's word)
+    named_state.py the state a certificate names   following.py     how far a better one is followed by now
                                                    ending.py        whether the run's end is believed
                                                    replay.py        round by round, or a whole state:
                                                    anchorage.py     which anchor we hold, and getting another one whole
