@@ -255,18 +255,23 @@ def _heal(world: World, stop_at: float, go_on_s: float) -> Outcome:
         if _waits_for_who_is_gone(world):
             return _outcome(world, share_s, 0.0)
         raise Violation(f"I7: not in one roster {_join_s(world):.1f} s after the faults: {shown_heads(world)}")
-    healed_at, view, forks = world.now, _view(world), world.checks.forks
+    healed_at, view, forks, has_drifted = world.now, _view(world), world.checks.forks, _states_differ(world)
     world.checks.quiet()
     least, rounds = int(world.at_least * go_on_s / _longest_round_s(world)), _rounds_in(world, go_on_s)
     if rounds < least and _view(world) > view:
         rounds = _rounds_in(world, go_on_s)  # what the faults had spoilt was given up only meanwhile
     if rounds < least:
         raise Violation(f"I8: {rounds} rounds in {go_on_s} s of quiet: {shown_heads(world)}")
-    # Hostile ones fork in quiet, too: who went along fetches a state.
-    back_s = _copy_s(world) if world.checks.forks > forks else 0.0
+    # Hostile ones fork in quiet, too: who went along fetches a state. So does a peer whose state the faults had made another, once voters name theirs.
+    back_s = _copy_s(world) if world.checks.forks > forks or has_drifted else 0.0
     if not world.run(world.now + _longest_round_s(world) + back_s, stop=world.shares_one_head):
         raise Violation(f"I7: no common head in quiet: {shown_heads(world)}")
     return _outcome(world, share_s, healed_at - stop_at)
+
+
+def _states_differ(world: World) -> bool:
+    held = {(node.anchor_head, node.anchor.digest) for node in world.up() if node.anchor is not None}
+    return len({head for head, _ in held}) < len(held)
 
 
 def share_bound_s(world: World) -> float:

@@ -103,10 +103,15 @@ def test_a_voter_does_not_name_the_state_of_all_while_the_others_rest() -> None:
     newcomers = [entry(PeerId(f"newcomer {number}"), honest) for number in range(5)]
     voters = (A, B, C, D)
     assert majority_digest([entry(A, theirs), *newcomers], voters) == b""
-    assert majority_digest([entry(A, theirs), entry(B, honest), *newcomers], voters) == b"", (
-        "neither has more than half"
-    )
+    assert majority_digest([entry(A, theirs), entry(B, honest)], voters) == b"", "neither has more than half"
     assert majority_digest([entry(A, honest), *newcomers], voters) == honest
+
+
+def test_of_two_voters_that_differ_the_other_contributors_tell_which_is_named() -> None:
+    """One of two voters had computed another state, with the lower digest, and kept it for five rounds, until the third had earned its vote."""
+    drifted, theirs = b"\x01" * 32, b"\x02" * 32
+    assert majority_digest([entry(A, theirs), entry(B, theirs), entry(C, drifted)], (A, C)) == theirs
+    assert majority_digest([entry(A, theirs), entry(C, drifted)], (A, C)) == b""
 
 
 def test_a_leader_puts_nobody_before_those_that_stay() -> None:

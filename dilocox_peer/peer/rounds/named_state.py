@@ -8,9 +8,10 @@ from dilocox_peer.wire.chain import Entry
 
 
 def majority_digest(entries: Sequence[Entry], voters: Collection[PeerId]) -> bytes:
-    """The state digest that most of the voters' entries report (the lowest of equally frequent ones), if more than half of all voters report it, or of all
-    entries; b"" else: newcomers would have all fetch theirs, and one voter would name the state while the others rest."""
-    counts = Counter(entry.state_digest for entry in entries if entry.state_digest and entry.peer in voters)
-    most = min(counts, key=lambda digest: (-counts[digest], digest), default=b"")
-    of_all = sum(entry.state_digest == most for entry in entries)
-    return most if 2 * counts[most] > len(voters) or 2 * of_all > len(entries) else b""
+    """The state digest that most of the voters' entries report, if more than half of all voters report it, or of all entries; b"" else: newcomers would
+    have all fetch theirs, and one voter would name the state while the others rest. Of several that as many voters report, that of most entries (of two
+    voters one may have computed another state, and would keep it while the third earns its vote), then the lowest."""
+    of_all = Counter(entry.state_digest for entry in entries if entry.state_digest)
+    of_voters = Counter(entry.state_digest for entry in entries if entry.state_digest and entry.peer in voters)
+    most = min(of_voters, key=lambda digest: (-of_voters[digest], -of_all[digest], digest), default=b"")
+    return most if 2 * of_voters[most] > len(voters) or 2 * of_all[most] > len(entries) else b""
