@@ -21,7 +21,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.identity import read_key
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.wire.declared import replaced
-from dilocox_peer.wire.directives import MAX_BANNED, MAX_SAID, UNCHANGED, Directive, sign_directive
+from dilocox_peer.wire.directives import MAX_BANNED, MAX_SAID, MOST_RATE, UNCHANGED, Directive, sign_directive
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
@@ -166,13 +166,13 @@ def _extend(_before: Directive, flags: OwnerFlags, manifest: Manifest, _round: i
 
 
 def _rate(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
-    wanted = "what the learning rate is multiplied by, 0.001 to 10"
+    wanted = f"what the learning rate is multiplied by, 0.001 to {MOST_RATE}"
     text = _value(flags, wanted)
     try:
         factor = float(text)
     except ValueError:
         factor = math.nan
-    if not 1 / UNCHANGED <= factor <= 10:
+    if not 1 / UNCHANGED <= factor <= MOST_RATE:
         raise ConfigError(f"owner rate {text[:40]}: write {wanted}")
     return {"rate_permille": round(factor * UNCHANGED)}
 

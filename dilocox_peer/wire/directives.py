@@ -20,6 +20,8 @@ MAX_DIRECTIVE_BYTES = 6000
 MAX_BANNED = 64
 MAX_SAID = 200  # characters of a message of the day
 UNCHANGED = 1000  # permille
+MOST_RATE = 4
+"""Times the learning rate: the reach of a contribution is measured by the manifest's rate, and honest work of ten times as much is clipped to 0.4."""
 VERSION = r"^([0-9]{1,4}(\.[0-9]{1,4}){0,2})?\Z"
 
 Steps = Annotated[int, Meta(ge=0, le=2**31)]
@@ -37,7 +39,7 @@ class Directive(Declared, frozen=True, tag=versions.DIRECTIVE):
     stop_after: Number = 0
     cool_rounds: Annotated[int, Meta(ge=0, le=2**31)] = 0
     total_steps: Steps = 0
-    rate_permille: Annotated[int, Meta(ge=1, le=10 * UNCHANGED)] = UNCHANGED
+    rate_permille: Annotated[int, Meta(ge=1, le=MOST_RATE * UNCHANGED)] = UNCHANGED
     least_version: Annotated[str, Meta(pattern=VERSION)] = ""
     banned: Annotated[tuple[PeerName, ...], Meta(max_length=MAX_BANNED)] = ()
     said: Annotated[str, Meta(max_length=MAX_SAID)] = ""

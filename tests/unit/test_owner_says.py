@@ -40,8 +40,9 @@ def test_a_bootstrap_of_the_run_is_not_banned(said, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("what", "value", "why"),
     [
-        ("rate", None, "owner rate: write what the learning rate is multiplied by, 0.001 to 10 behind it"),
+        ("rate", None, "owner rate: write what the learning rate is multiplied by, 0.001 to 4 behind it"),
         ("rate", "eleven", "owner rate eleven: write what"),
+        ("rate", "5", "owner rate 5: write what"),
         ("stop", "9" * 5000, r"owner stop 9{40}: write a round, as a whole number"),
         ("extend", "1" + "0" * 5000, "owner extend 10{39}: write how many rounds"),
         ("stop", "\u0664\u0660", "owner stop \u0664\u0660: write a round, as a whole number"),
