@@ -1,8 +1,9 @@
 """`--metrics-port`: a peer's figures for Prometheus, on loopback unless the volunteer says otherwise."""
 
+import ipaddress
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -16,8 +17,10 @@ from dilocox_peer.cli.observer import Observer
 from dilocox_peer.errors import ConfigError, why_not_bound
 from dilocox_peer.peer.contributions import Contributions
 from dilocox_peer.peer.status import Status, printable
+from dilocox_peer.web.own_host import is_own_host
 
 Rows = list[tuple[str, str, float]]
+Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 MAX_SCRAPES = 8  # at once, each in a thread; one more is hung up on
 SCRAPE_S = 10.0  # for a visitor's next bytes
@@ -103,7 +106,8 @@ class PeerCollector(Collector):
 
 @contextmanager
 def metrics_server(observer: Observer, host: str, port: int) -> Iterator[None]:
-    """http://host:port/metrics until the block ends. Raises ConfigError when it cannot listen there."""
+    """http://host:port/metrics until the block ends; on loopback for who asks by address, as localhost or as host alone. Raises ConfigError
+    when it cannot listen there."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PeerCollector(observer))
     try:
@@ -112,7 +116,10 @@ def metrics_server(observer: Observer, host: str, port: int) -> Iterator[None]:
         raise ConfigError(
             f"--metrics-port {port}: cannot listen on {host} ({why_not_bound(error)}): pass another one"
         ) from None
-    server.set_app(make_wsgi_app(registry))
+    app: Wsgi = make_wsgi_app(registry)
+    # Where others of the network may ask they do it under any name; on loopback one that is not ours is a page in the volunteer's browser.
+    on_loopback = ipaddress.ip_address(server.server_name).is_loopback
+    server.set_app(_for_own_names(app, host) if on_loopback else app)
     thread = threading.Thread(target=server.serve_forever, name="dilocox-metrics", daemon=True)
     thread.start()
     try:
@@ -121,6 +128,18 @@ def metrics_server(observer: Observer, host: str, port: int) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join(2.0)
+
+
+def _for_own_names(app: Wsgi, host: str) -> Wsgi:
+    """The app; a name that somebody has resolved to our address (DNS rebinding) is told 421."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if is_own_host(environ.get("HTTP_HOST", ""), host):
+            return app(environ, start_response)
+        start_response("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"Ask for it by its address, or as localhost.\n"]
+
+    return answer
 
 
 def _of_contributions(contributions: Contributions) -> Iterator[Metric]:

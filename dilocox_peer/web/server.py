@@ -8,7 +8,6 @@ lets no script in but its own.
 
 import asyncio
 import gzip
-import ipaddress
 import json
 import logging
 import re
@@ -30,6 +29,7 @@ from dilocox_peer.types import RunId
 from dilocox_peer.web.document import PageDocument, RunPage
 from dilocox_peer.web.facts import RunFacts
 from dilocox_peer.web.guard import Guard
+from dilocox_peer.web.own_host import is_own_host
 from dilocox_peer.web.prometheus import exposition
 
 MAX_STREAMS = 96  # of the connections; one more takes the place of one of the range of addresses that has most, or asks for /api/state now and then
@@ -334,16 +334,4 @@ def _takes_gzip(accepted: str) -> bool:
         coding, _, weight = each.replace(" ", "").partition(";q=")
         if coding == "gzip":
             return not re.fullmatch(r"0(\.0*)?", weight)
-    return False
-
-
-def is_own_host(header: str, host: str) -> bool:
-    """Whether a request with this Host header means us: it names an address, localhost, or what we were told to listen on. A
-    name of somebody else's that he has resolved to our address (DNS rebinding) is none of these."""
-    name = header.rpartition(":")[0] if not header.endswith("]") and ":" in header else header
-    if name.lower() in {"localhost", host.lower()}:
-        return True
-    with suppress(ValueError):
-        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-        return True
     return False

@@ -16,7 +16,8 @@ from dilocox_peer.events import Event
 from dilocox_peer.web import guard, server
 from dilocox_peer.web.document import RunPage
 from dilocox_peer.web.guard import MAX_CONNECTIONS, MAX_HEAD_BYTES
-from dilocox_peer.web.server import ASSETS, PageServer, is_own_host
+from dilocox_peer.web.own_host import is_own_host
+from dilocox_peer.web.server import ASSETS, PageServer
 from tests.shell.conftest import until
 from tests.simulated_run import simulated_facts, simulated_manifest
 

@@ -4,6 +4,7 @@ import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 
 import pytest
 
@@ -59,6 +60,29 @@ def free() -> int:
 def scraped(port: int) -> bytes:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return bytes(answer.read())
+
+
+def scraped_as(name: str, port: int) -> tuple[int, bytes]:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=10)) as asking:
+        asking.request("GET", "/metrics", headers={"Host": f"{name}:{port}"})
+        answer = asking.getresponse()
+        return answer.status, answer.read()
+
+
+def test_metrics_on_loopback_are_not_for_a_name_that_somebody_resolved_to_it(free: int) -> None:
+    """A page in the volunteer's browser read them, as a page of the same origin."""
+    with metrics_server(Observer(), "127.0.0.1", free):
+        assert scraped_as("evil.example", free) == (421, b"Ask for it by its address, or as localhost.\n")
+        for name in ("127.0.0.1", "localhost", "[::1]"):
+            status, text = scraped_as(name, free)
+            assert status == 200, name
+            assert b"dilocox_is_well" in text, name
+
+
+def test_metrics_for_a_network_are_for_whatever_name_prometheus_has(free: int) -> None:
+    with metrics_server(Observer(), "0.0.0.0", free):
+        for name in ("peer", "peer.example", "192.168.1.7"):  # of a container's service, of DNS
+            assert scraped_as(name, free)[0] == 200, name
 
 
 def test_silent_visitors_hold_a_bounded_number_of_threads_for_a_bounded_time(
