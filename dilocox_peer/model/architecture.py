@@ -167,6 +167,16 @@ def frozen_layout_of(manifest: Manifest, stage: int = 0) -> "FrozenLayout | None
     return frozen_layout(section, layers_of(manifest, stage))
 
 
+def buffers_of(manifest: Manifest, stage: int = 0) -> tuple[int, int]:
+    """Bytes that a stage of a published model keeps of buffers, and those of the largest; (0, 0) of the own model. Raises as layout_of."""
+    section = manifest.model
+    if not isinstance(section, PublishedSection):
+        return 0, 0
+    from dilocox_peer.model.published import published_buffers
+
+    return published_buffers(section, layers_of(manifest, stage))
+
+
 def build_model(
     section: ModelSection | PublishedSection,
     layers: LayerRange | None = None,

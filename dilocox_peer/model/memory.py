@@ -13,7 +13,8 @@ rounds. The anchor and the
 outer momentum lie in a file, and what a merge reads of it stays in memory for a moment, READ_ELEMENTS of each; with 8 bytes a parameter
 more the system need not read them from the disk again. Vectors that are short lie in the heap, and what is freed of it stays for a while. Beside them vectors of the largest tensor while it is encoded, or of a slice while it is averaged, and what a forward keeps for its backward: of every micro-batch that is under way, a
 layer's values for each layer, or with checkpointing a layer's input for each and the values of one. In a run of adapters all
-this is of the adapters' parameters; the others take what they take on the disk, 2 or 4 bytes each, once.
+this is of the adapters' parameters; the others take what they take on the disk, 2 or 4 bytes each, once. Modules of a published
+model keep buffers as well (masks of positions by positions in some families), those of each version.
 benchmarks/memory.py measures it.
 """
 
@@ -61,6 +62,9 @@ _HEAP_BLOCK: Final = 32 << 20
 READ_ELEMENTS: Final = 16 << 19
 """So much of the anchor, and as much of the momentum, was measured to be mapped in memory while a merge reads them; tensors are let go of as they were read
 (outer_step.py)."""
+_MAKING: Final = 3
+"""As long as the largest buffer, while the library makes it in the machine's memory: ones, what is cut out of them, that without what a window
+leaves out. GPT-Neo's of 30,000 positions took 1.7."""
 _WIDEST: Final = 4  # inputs of a layer, that its widest value takes
 _LOGITS_COPIES: Final = 3  # logits, their log-softmax, their gradient
 
@@ -70,7 +74,7 @@ class StageSize:
     """A stage of a run as far as its memory goes. largest: elements of its largest tensor, or of a slice if that is longer. in_flight: micro-batches that it keeps
     values of at once. layer_bytes, input_bytes: what a forward of one micro-batch keeps of a layer, and what it takes in.
     mask_bytes: of what packed documents see of each other, in one forward. has_holes: memory that the allocator cannot use is told as well. moment_bytes, residual_bytes: a parameter. base_bytes: what does not
-    grow with the stage. Of a run of adapters parameters are theirs alone; frozen_bytes: of the weights
+    grow with the stage. buffer_bytes: of all versions; making_bytes: while they are made. Of a run of adapters parameters are theirs alone; frozen_bytes: of the weights
     beside them, widened_bytes: of the largest of those while it is computed with."""
 
     parameters: int
@@ -85,6 +89,8 @@ class StageSize:
     frozen_bytes: int = 0
     widened_bytes: int = 0
     mask_bytes: int = 0
+    buffer_bytes: int = 0
+    making_bytes: int = 0
     has_holes: bool = False
     moment_bytes: int = MOMENT_BYTES["float32"]
     residual_bytes: int = RESIDUAL_BYTES["float32"]
@@ -93,12 +99,13 @@ class StageSize:
     def of(cls, manifest: Manifest, stage: int, *, base_bits: int = 0) -> "StageSize":
         """base_bits: of frozen matrices, as the volunteer wishes (quantized.py). Raises ConfigError where a published model cannot be built
         here."""
-        from dilocox_peer.model.architecture import frozen_layout_of, layers_of, layout_of
+        from dilocox_peer.model.architecture import buffers_of, frozen_layout_of, layers_of, layout_of
 
         frozen = frozen_layout_of(manifest, stage)
         layout, layers, count = layout_of(manifest, stage), layers_of(manifest, stage), manifest.stages.count
         section, rows = manifest.model, manifest.inner.micro_batch * manifest.model.context
         input_bytes = rows * section.hidden_size * _FLOAT_BYTES
+        buffers, longest = buffers_of(manifest, stage)
         turns_round = layers.is_last_stage  # forward and backward at once
         is_published = section.architecture == "transformers"
         base = BASE_BYTES + (0 if count == 1 else LINKD_BYTES) + (LIBRARY_BYTES if is_published else 0)
@@ -117,6 +124,8 @@ class StageSize:
             frozen_bytes=0 if frozen is None else frozen.bytes_at(base_bits),
             widened_bytes=0 if frozen is None else frozen.widened_at(base_bits),
             mask_bytes=rows * section.context * _MASK_BYTES if manifest.data.packing == "best-fit" else 0,
+            buffer_bytes=buffers if count == 1 else 2 * buffers,
+            making_bytes=_MAKING * longest,
             has_holes=frozen is not None or (not is_published and _WIDEST * input_bytes <= _HEAP_BLOCK),
             moment_bytes=MOMENT_BYTES[manifest.inner.moments],
             residual_bytes=RESIDUAL_BYTES[manifest.compression.residual],
@@ -143,9 +152,17 @@ class StageSize:
         """At most, in the machine's memory."""
         each = self.residual_bytes + OFFER_BYTES + CONTRIBUTION_BYTES + (self.trained_bytes if on_cpu else 0)
         activations = self.activation_bytes(checkpointing=checkpointing) if on_cpu else 0
-        frozen = self.frozen_bytes if on_cpu else 0
+        kept = self.frozen_bytes + self.buffer_bytes if on_cpu else 0
         scratch = _SCRATCH_VECTORS * _FLOAT_BYTES * self.largest
-        return self.base_bytes + self.parameters * each + frozen + scratch + self._merge_bytes + activations
+        return (
+            self.base_bytes
+            + self.parameters * each
+            + kept
+            + self.making_bytes
+            + scratch
+            + self._merge_bytes
+            + activations
+        )
 
     @property
     def _merge_bytes(self) -> int:
@@ -165,7 +182,8 @@ class StageSize:
     def device_bytes(self, *, checkpointing: bool = False) -> int:
         """At most, in the memory of an accelerator that trains."""
         activations = self.activation_bytes(checkpointing=checkpointing)
-        return CARD_BASE_BYTES + self.parameters * self.trained_bytes + self.frozen_bytes + activations
+        kept = self.frozen_bytes + self.buffer_bytes
+        return CARD_BASE_BYTES + self.parameters * self.trained_bytes + kept + activations
 
 
 def _slice_elements(manifest: Manifest, parameters: int) -> int:

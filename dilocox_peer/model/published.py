@@ -104,6 +104,20 @@ def frozen_layout(section: PublishedSection, layers: LayerRange) -> FrozenLayout
 
 
 @cache
+def published_buffers(section: PublishedSection, layers: LayerRange) -> tuple[int, int]:
+    """Bytes of the buffers that a stage's modules keep, and of the largest: masks and positions of as many tokens as config.json says.
+    Raises what published_layout does."""
+    design, empty = _checked(section)
+    name, _ = layer_list(empty, design.config)
+    sizes = [
+        buffer.numel() * buffer.element_size()
+        for path, buffer in empty.named_buffers(remove_duplicate=False)
+        if (index := _layer_of(path, name)) is None or layers.first <= index <= layers.last
+    ]
+    return sum(sizes), max(sizes, default=0)
+
+
+@cache
 def _checked(section: PublishedSection) -> tuple[Design, Any]:
     """The design and an empty model of it, whose parameters are the run's."""
     design = design_of(section)
@@ -419,15 +433,14 @@ def _frozen_layout(design: Design, layers: LayerRange, model: Any) -> FrozenLayo
 
 def _layout(design: Design, layers: LayerRange, model: Any) -> Layout:
     family = design.family
-    name, _ = layer_list(model, design.config)
-    inside = name + "."
+    list_name, _ = layer_list(model, design.config)
     convolutions = {
         f"{path}.weight" for path, module in model.named_modules() if isinstance(module, nn.Conv1d | nn.Conv2d)
     }
     specs = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name.startswith(inside):
-            is_ours = layers.first <= int(name.removeprefix(inside).split(".", 1)[0]) <= layers.last
+        if (index := _layer_of(name, list_name)) is not None:
+            is_ours = layers.first <= index <= layers.last
         else:
             is_ours = (name in family.before and layers.is_first_stage) or (
                 name in family.behind and layers.is_last_stage
@@ -444,6 +457,12 @@ def _layout(design: Design, layers: LayerRange, model: Any) -> Layout:
         specs.append(TensorSpec(name, tuple(parameter.shape), role))
     specs = list({spec.name: spec for spec in specs}.values())
     return Layout((*(spec for spec in specs if not spec.is_vector), *(spec for spec in specs if spec.is_vector)))
+
+
+def _layer_of(name: str, list_name: str) -> int | None:
+    """The layer that a tensor of this name is in; None of those before and behind them."""
+    inside = list_name + "."
+    return int(name.removeprefix(inside).split(".", 1)[0]) if name.startswith(inside) else None
 
 
 def _base_of(model: Any) -> tuple[Any, str]:
