@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
+from dilocox_peer.manifest import Manifest, PublishedSection, StagesSection
+from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.families import config_from, library, model_class, seeded, tiny_config
+from dilocox_peer.model.published import design_from, design_layout
 
 FAMILIES = (
     "llama", "qwen3", "mistral", "olmo2", "olmo3", "smollm3", "gemma2", "gemma3_text", "phi3", "granite", "gpt2", "gpt_neox",
@@ -41,3 +44,19 @@ def write_folder(folder: Path, config_json: str, *, seed: int = 0, dtype: torch.
     model.save_pretrained(folder, max_shard_size="60KB")
     (folder / "config.json").write_text(config_json)
     return model.float()
+
+
+def gpt_neo(positions: int = 64, stages: int = 1, **changes: Any) -> Manifest:
+    """A run, without weights, of a family whose 4 layers keep a mask each, of positions by positions. changes: of the config.json that it says it
+    has, after its layout was hashed."""
+    values = {
+        "model_type": "gpt_neo", "num_layers": 4, "num_heads": 2, "hidden_size": 16, "intermediate_size": 16, "vocab_size": 300,
+        "max_position_embeddings": positions, "window_size": 16, "attention_types": [[["global", "local"], 2]],
+    }  # fmt: skip
+    design = design_from(json.dumps(values), num_stages=stages, context=32)
+    whole = LayerRange(0, 3, is_first_stage=True, is_last_stage=True)
+    section = PublishedSection(
+        source="made up", layers=4, hidden_size=16, context=32, vocab_size=300, dtype="float32", genesis=("0" * 64,) * stages, files=(),
+        layout=design_layout(design, whole).digest().hex(), config=json.dumps({**values, **changes}),
+    )  # fmt: skip
+    return Manifest(model=section, stages=StagesSection(count=stages, blocks=(4 // stages,) * stages))

@@ -28,6 +28,7 @@ from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.lifetime import INTERRUPTED, end
 from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
+from dilocox_peer.model.architecture import prepare
 from dilocox_peer.model.memory import StageSize, size
 from dilocox_peer.peer.disk_room import stage_needs
 from dilocox_peer.peer.footprint import available_memory
@@ -215,9 +216,10 @@ def look_at_linkd() -> Check:
 
 
 def look_at_memory(manifest: "Manifest", flags: DoctorFlags) -> list[Check]:
-    """Memory of the machine, and of the accelerator when there is one."""
+    """Memory of the machine, and of the accelerator when there is one. Raises ConfigError where the run's model cannot be built here."""
     from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory
 
+    prepare(manifest)
     sizes = _sizes(manifest, flags.stage)
     try:
         device = chosen_device(first_of(flags.device))

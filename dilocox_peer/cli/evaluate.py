@@ -143,7 +143,7 @@ class Evaluator:
 
         manifest = kept_manifest(folder)
         assert manifest is not None, "looked for before"
-        await asyncio.to_thread(prepare, manifest)
+        await asyncio.to_thread(prepare, manifest, is_own=True)
         work = self.evaluate(manifest, lambda anchors: keep_reading(folder, manifest, anchors))
         evaluating = asyncio.create_task(work, name="evaluate")
         stopped = asyncio.create_task(stop.wait())

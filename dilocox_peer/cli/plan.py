@@ -38,7 +38,7 @@ def run_plan(flags: PlanFlags) -> None:
     from dilocox_peer.peer.planning.forecast import best, forecast, in_slices
 
     manifest = _manifest_of(flags.model)
-    prepare(manifest)
+    prepare(manifest, is_own=True)
     peers = _peers_of(flags, manifest)
     counts = flags.stages or [count for count in COUNTS if count <= min(manifest.model.layers, peers.count)]
     found = []

@@ -97,9 +97,12 @@ def _from_run(flags: SourceFlags, invitation: Invitation, console: Console) -> "
 
 
 def _from_disk(folders: Sequence[Path], manifest_path: Path | None, console: Console) -> "WholeModel":
+    from dilocox_peer.model.architecture import prepare
     from dilocox_peer.peer.state.anchors import load_from_disk
 
-    loaded = load_from_disk(folders, manifest_for(folders, manifest_path))
+    manifest = manifest_for(folders, manifest_path)
+    prepare(manifest)
+    loaded = load_from_disk(folders, manifest)
     for remark in loaded.remarks:
         console.print(remark, style="yellow", markup=False)
     return loaded.model

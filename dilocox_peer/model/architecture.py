@@ -9,6 +9,7 @@ Shape letters: B sequences, T tokens, D hidden size, V vocabulary, N parameters.
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from dilocox_peer.manifest import Manifest, ModelSection, PublishedSection
@@ -136,11 +137,17 @@ def layout_of(manifest: Manifest, stage: int = 0) -> Layout:
     return stage_layout_of(manifest.model, layers_of(manifest, stage))
 
 
-def prepare(manifest: Manifest) -> None:
-    """Has ready what later calls ask of a published model: its library takes seconds to load, which no event loop may wait for.
+def prepare(manifest: Manifest, folder: Path | None = None, *, is_own: bool = False) -> None:
+    """Has ready what later calls ask of a published model: its library takes seconds to load, which no event loop may wait for. Comes before
+    them all: whether a stranger's config.json can be built at all is tried in another process first (dry_run.py).
 
-    Not in an event loop. Raises ConfigError where the model cannot be built here."""
+    folder: remembers that. is_own: the manifest is of a file that the caller's user named. Not in an event loop. Raises ConfigError where the
+    model cannot be built here."""
     if isinstance(manifest.model, PublishedSection):
+        from dilocox_peer.model.dry_run import PASSED, dry_run
+
+        if not is_own:
+            dry_run(manifest, None if folder is None else folder / PASSED)
         Costs.of(manifest.model)
         for stage in range(manifest.stages.count):
             layout_of(manifest, stage)

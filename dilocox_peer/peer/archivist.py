@@ -174,7 +174,7 @@ class Archivist:
 
     async def open(self) -> None:
         """Reads what is on disk. Raises OSError."""
-        await asyncio.to_thread(prepare, self.manifest)
+        await asyncio.to_thread(prepare, self.manifest, is_own=True)
         self._archive = await asyncio.to_thread(Archive, self._folder, self.manifest, self._listener)
         rng = random.Random(f"{self._transport.peer_id} keeps")
         self._surveys = [

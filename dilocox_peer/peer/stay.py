@@ -157,7 +157,7 @@ class Stay:
         if arrival.is_alone:
             greeting = asyncio.create_task(keep_greeting(directory, self._look_now.set), name="looking for the others")
             stack.callback(greeting.cancel)
-        await asyncio.to_thread(prepare, manifest)
+        await asyncio.to_thread(prepare, manifest, settings.run_folder)
         at.step = StartupStep.ADMISSION
         newcomer = Newcomer(self._me, settings.grant, settings.run_folder)
         admission = await come_in(newcomer, manifest, transport=transport, directory=directory)

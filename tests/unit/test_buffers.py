@@ -1,34 +1,17 @@
 """What a published model's modules keep beside its parameters is reckoned before a stage is claimed."""
 
 import gc
-import json
 
 import pytest
 import torch
 
-from dilocox_peer.manifest import Manifest, PublishedSection, StagesSection
-from dilocox_peer.model.architecture import LayerRange, build_model, layers_of
+from dilocox_peer.model.architecture import build_model, layers_of
 from dilocox_peer.model.memory import StageSize
-from dilocox_peer.model.published import design_from, design_layout
+from tests.tiny_models import gpt_neo
 
 pytest.importorskip("transformers")
 
-LAYERS, CONTEXT = 4, 32
-
-
-def gpt_neo(positions: int, stages: int) -> Manifest:
-    """A run of a family whose layers keep a mask each, of positions by positions."""
-    config_json = json.dumps(
-        {"model_type": "gpt_neo", "num_layers": LAYERS, "num_heads": 2, "hidden_size": 16, "intermediate_size": 16, "vocab_size": 300,
-         "max_position_embeddings": positions, "window_size": 16, "attention_types": [[["global", "local"], LAYERS // 2]]}
-    )  # fmt: skip
-    design = design_from(config_json, num_stages=stages, context=CONTEXT)
-    section = PublishedSection(
-        source="made up", layers=LAYERS, hidden_size=16, context=CONTEXT, vocab_size=300, dtype="float32",
-        layout=design_layout(design, LayerRange(0, LAYERS - 1, is_first_stage=True, is_last_stage=True)).digest().hex(),
-        genesis=("0" * 64,) * stages, files=(), config=config_json,
-    )  # fmt: skip
-    return Manifest(model=section, stages=StagesSection(count=stages, blocks=(LAYERS // stages,) * stages))
+LAYERS = 4
 
 
 def masks() -> int:
@@ -49,7 +32,7 @@ def test_masks_of_positions_by_positions_are_reckoned_as_the_stage_has_them(stag
 
 
 def test_where_there_is_no_room_for_the_masks_the_stage_does_not_fit() -> None:
-    few, many = (StageSize.of(gpt_neo(positions, 1), 0) for positions in (64, 4096))
+    few, many = (StageSize.of(gpt_neo(positions), 0) for positions in (64, 4096))
     one = 4096**2 - 64**2
     kept, made = LAYERS * one, 3 * one
     assert many.host_bytes() - few.host_bytes() >= kept + made
