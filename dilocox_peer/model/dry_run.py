@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -84,7 +85,7 @@ def _refusal(raw: bytes, bounds: DryRunBounds) -> str:
     asked = json.dumps([raw.decode(), bounds.data_bytes, bounds.cpu_s]).encode()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [sys.executable, "-P", "-m", __name__, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the one who asks
         )  # fmt: skip
     except OSError as error:
@@ -134,10 +135,18 @@ def _waited_for(process: "subprocess.Popen[bytes]", asked: bytes, bounds: DryRun
 
 
 def _main() -> None:
+    Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     raw, data_bytes, cpu_s = json.loads(sys.stdin.buffer.read())
     answer = os.dup(1)
     os.dup2(2, 1)  # whatever the library prints is no answer
     os.write(answer, json.dumps(_tried(Manifest.model_validate_json(raw), data_bytes, cpu_s)).encode())
+
+
+def _end_with(parent: int) -> None:
+    """A parent that was killed cannot end it."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
 
 
 def _tried(manifest: Manifest, data_bytes: int, cpu_s: int) -> dict[str, str]:

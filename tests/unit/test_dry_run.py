@@ -1,9 +1,11 @@
 """A run's config.json is built in a process of its own before it is built here."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dilocox_peer.cli.doctor import look_at_memory
@@ -91,3 +93,24 @@ def test_what_came_through_is_not_tried_again_until_the_library_is_another(tmp_p
 
     assert later().returncode == 0, later().stderr
     assert "to try the run's model in (none today): try again" in later("99.0").stderr
+
+
+def test_a_parent_that_is_killed_takes_the_process_with_it() -> None:
+    reading, writing = os.pipe()
+    start = "import os, subprocess, sys; print(subprocess.Popen([sys.executable, '-m', sys.argv[1], str(os.getpid())], stdin=int(sys.argv[2])).pid, flush=True); input()"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", start, dry_run.__module__, str(reading)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(reading,), text=True,
+    )  # fmt: skip
+    with parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    try:
+        # Its input is still open here: nothing else has it end.
+        assert psutil.wait_procs([child], timeout=60)[1] == []
+    finally:
+        os.close(reading)
+        os.close(writing)
+        if child.is_running():
+            child.kill()
