@@ -7,6 +7,7 @@ from collections import Counter
 from contextvars import ContextVar
 from typing import Any
 
+from dilocox_peer.dht.records import LATEST_S
 from dilocox_peer.dht.room import Giver, RecordRoom
 from dilocox_peer.types import PeerId
 
@@ -17,7 +18,8 @@ giver: ContextVar[Giver | None] = ContextVar("giver", default=None)
 
 
 def bound_node(node: Any, own_subkey: str) -> None:
-    """Bounds what a DHTNode keeps of others: E5. Records of our own always have room."""
+    """Bounds what a DHTNode keeps of others: E5. Records of our own always have room; what was stored while this computer's clock was
+    ahead is gone when it is right again."""
     protocol = node.protocol
     bound_storage(protocol.storage, own_subkey)
     _bound_routing_table(protocol.routing_table)
@@ -30,13 +32,27 @@ class _NoCounter(Counter[Any]):
 
 
 def bound_storage(storage: Any, own_subkey: str) -> None:
-    store_subkey = storage.store_subkey
+    get, store_subkey = storage.get, storage.store_subkey
     room, ourselves = RecordRoom(own_subkey), Giver(PeerId(own_subkey))
 
     def drop(key: Any, subkey: str) -> None:
         room.dropped(key, subkey)
         if (there := storage.get(key)) is not None:
             del there.value[subkey]
+
+    def get_sane(key: Any) -> Any:
+        """As hivemind's, but that of records what expires too late for any node to take it is dropped: our clock was ahead. Such a record
+        stands in the way of every newer one of its writer, ours too, for as long as the clock was ahead."""
+        there, latest_s = get(key), time.time() + LATEST_S
+        if there is None or there.expiration_time <= latest_s:
+            return there
+        records = [] if isinstance(there.value, bytes) else list(there.value.items())
+        # The key anew: hivemind lets no dictionary expire sooner than the latest that was ever in it.
+        del storage[key]
+        for subkey, (value, expires_s) in records:
+            if expires_s > latest_s or not store_subkey(key, subkey, value, expires_s):
+                room.dropped(key, subkey)
+        return get(key)
 
     def store(key: Any, subkey: Any, value: bytes, expires_s: float) -> bool:
         there = storage.get(key)
@@ -45,8 +61,8 @@ def bound_storage(storage: Any, own_subkey: str) -> None:
         if before is not None and before.expiration_time >= expires_s:
             return False  # hivemind refuses it too, but keeps a note of it until it would have expired
         by, now = giver.get() or ourselves, time.time()
-        if expires_s <= now:
-            return False  # hivemind refuses it too, after another's record had gone for it
+        if not now < expires_s <= now + LATEST_S:
+            return False  # what has expired hivemind refuses too, after another's record had gone for it
         if subkey != own_subkey:
             going = room.make(key, subkey, len(value), by, now)
             if going is None:
@@ -60,7 +76,7 @@ def bound_storage(storage: Any, own_subkey: str) -> None:
             _compact(storage.get(key).value)
         return is_stored
 
-    storage.store_subkey = store
+    storage.get, storage.store_subkey = get_sane, store
 
 
 def _compact(storage: Any) -> None:

@@ -23,6 +23,7 @@ PROTOCOL_VERSION = 1  # of who announces a lease
 LEASE_TTL_S = 90.0
 MAX_TTL_S = 120.0  # no record of ours may live longer
 CLOCK_SKEW_S = 30.0  # by so much a writer's clock may be ahead of or behind a reader's
+LATEST_S = MAX_TTL_S + CLOCK_SKEW_S  # from now; what expires later no node takes
 
 # A get returns the whole dictionary under a key from every holder, so a stage's peers are spread over several keys; with
 # up to 64 of them (manifest limits.max_peers) each key has about 16.

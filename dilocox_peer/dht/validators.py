@@ -20,8 +20,7 @@ import msgpack
 
 from dilocox_peer.admission import Gate, Revocations, Right
 from dilocox_peer.dht.records import (
-    CLOCK_SKEW_S,
-    MAX_TTL_S,
+    LATEST_S,
     Lease,
     ManifestRecord,
     RevocationsRecord,
@@ -87,7 +86,7 @@ class RecordValidator:
             return "the key is none of this run's"
         if self._manifest is not None and slot.stage != KEEPERS and slot.stage >= self._manifest.stages.count:
             return f"the run has no stage {slot.stage}"
-        latest = self._clock() + MAX_TTL_S + CLOCK_SKEW_S
+        latest = self._clock() + LATEST_S
         if type(record.expiration_time) is not float or not 0 < record.expiration_time <= latest:
             return f"it expires at {record.expiration_time!r}, later than {latest:.0f} or not a time"
         if len(record.subkey) > _MAX_SUBKEY_BYTES or len(record.value) > _MAX_VALUE_BYTES:

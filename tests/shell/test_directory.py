@@ -330,6 +330,23 @@ async def test_a_clock_far_off_is_told_so(make_node: MakeNode) -> None:
             await skewed.announce(lease_of(identity))
 
 
+async def test_a_bootstrap_whose_clock_is_set_right_lets_newcomers_in_at_once(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+    boot, key_boot, _ = await make_node("boot", clock=lambda: time.time())
+    monkeypatch.setattr(time, "time", lambda: now() + 7200.0)
+    await boot.publish_manifest(MANIFEST)
+    await boot.announce(lease_of(key_boot, round=1))
+    monkeypatch.undo()
+    await boot.publish_manifest(MANIFEST)
+    await boot.announce(lease_of(key_boot, round=2))
+    newcomer, _, _ = await make_node("newcomer")
+    assert await newcomer.fetch_manifest() == MANIFEST
+    for directory in (boot, newcomer):
+        assert [lease.round for lease in await directory.peers(0)] == [2]
+
+
 # -- attacks ----------------------------------------------------------------------------------------------------------
 
 

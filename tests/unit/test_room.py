@@ -104,6 +104,23 @@ def test_a_record_that_has_expired_takes_nobodys_place() -> None:
     assert node.held() == crowd
 
 
+def test_what_was_stored_while_the_clock_was_ahead_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody was let into a run whose bootstrap had been two hours ahead, for two hours."""
+    node, now = Node(), time.time
+    assert node.comes("right", "10.0.0.1")
+    monkeypatch.setattr(time, "time", lambda: now() + 7200.0)
+    for name in ("ahead too", "gone since"):
+        assert node.comes(name, "10.0.0.1", later_s=7200.0)
+    assert node.storage.store_subkey("key", "ourselves", VALUE, node.expires_s + 7200.0)
+    monkeypatch.undo()
+    assert node.held() == {"right"}
+    assert node.comes("ahead too", "10.0.0.1")
+    assert node.storage.store_subkey("key", "ourselves", VALUE, node.expires_s)
+    assert node.held() == {"right", "ahead too", "ourselves"}
+    assert not node.comes("ahead now", "10.0.0.1", later_s=7200.0)
+    assert node.storage.get("key").expiration_time == node.expires_s, "the key is forgotten with its last record"
+
+
 def test_what_its_writer_brought_stays_its_own_when_others_hand_it_on_again() -> None:
     node, stranger = Node(), Giver(PeerId("stranger"), "203.0.113.0/24")
     for number in range(2 * HANDED_ON):
