@@ -23,12 +23,35 @@ def bound_node(node: Any, own_subkey: str) -> None:
     protocol = node.protocol
     bound_storage(protocol.storage, own_subkey)
     _bound_routing_table(protocol.routing_table)
-    node.blacklist.ban_counter = _NoCounter()  # with our backoff rate of 1 nothing depends on it, and it forgets nobody
+    bound_bans(node.blacklist)
+
+
+def bound_bans(blacklist: Any) -> None:
+    """Of nodes that did not answer, which hivemind leaves alone for some seconds."""
+    blacklist.ban_counter = _NoCounter()  # with our backoff rate of 1 nothing depends on it, and it forgets nobody
+    blacklist.banned_peers = _Bans()
 
 
 class _NoCounter(Counter[Any]):
     def __setitem__(self, key: Any, count: int) -> None:
         pass
+
+
+class _Bans(dict[Any, float]):
+    """Until when a node is left alone, by a clock that does not go back. By hivemind's, the one on the wall, whoever failed just before that
+    was set back would be left alone for as long as it had been ahead."""
+
+    def store(self, node: Any, _failures: int, expiration_time: float) -> None:
+        now = time.monotonic()
+        for each in [each for each, until in self.items() if until <= now]:
+            del self[each]
+        self[node] = now + expiration_time - time.time()
+
+    def __contains__(self, node: object) -> bool:
+        return self.get(node, 0.0) > time.monotonic()
+
+    def __delitem__(self, node: Any) -> None:
+        self.pop(node, None)
 
 
 def bound_storage(storage: Any, own_subkey: str) -> None:

@@ -4,9 +4,10 @@ import time
 from typing import Any
 
 import pytest
+from hivemind.dht.node import Blacklist
 from hivemind.dht.storage import DHTLocalStorage
 
-from dilocox_peer.dht.bounds import bound_storage, giver
+from dilocox_peer.dht.bounds import bound_bans, bound_storage, giver
 from dilocox_peer.dht.room import (
     HANDED_ON,
     MAX_BYTES_OF_KEY,
@@ -119,6 +120,25 @@ def test_what_was_stored_while_the_clock_was_ahead_stands_in_nobodys_way(monkeyp
     assert node.held() == {"right", "ahead too", "ourselves"}
     assert not node.comes("ahead now", "10.0.0.1", later_s=7200.0)
     assert node.storage.get("key").expiration_time == node.expires_s, "the key is forgotten with its last record"
+
+
+def test_a_node_that_failed_before_the_clock_was_set_back_is_left_alone_for_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bans, elapsed_s = Blacklist(base_time=5.0, backoff_rate=1.0), 0.0
+    bound_bans(bans)
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0 + elapsed_s)
+    for node in ("gone", "back at once"):
+        bans.register_failure(node)
+    bans.register_success("back at once")
+    bans.register_success("never failed")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 7200.0)
+    assert ("gone" in bans, "back at once" in bans) == (True, False)
+    elapsed_s = 6.0
+    assert "gone" not in bans
+    bans.register_failure("another")
+    assert len(bans.banned_peers) == 1, "what has ended is forgotten"
 
 
 def test_what_its_writer_brought_stays_its_own_when_others_hand_it_on_again() -> None:
