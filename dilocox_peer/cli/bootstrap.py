@@ -33,6 +33,7 @@ from dilocox_peer.events import BootstrapReady, Failed, Left, Listener, Remark
 from dilocox_peer.events_of_reach import NobodyToEnterBy
 from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddr, parse_multiaddrs, with_port_raised
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.network.lasting import ended, lasting
 from dilocox_peer.network.p2pd import check_listenable
 from dilocox_peer.peer.control import ControlRefused, Controls, ControlServer, socket_path
 from dilocox_peer.peer.identity import Identity, read_key
@@ -248,7 +249,6 @@ async def open_run(
 ) -> _Served:
     """One run at this bootstrap: its network daemon, directory, desk and keeper; what is opened goes on the stack."""
     from dilocox_peer.dht.directory import Directory
-    from dilocox_peer.network.lasting import lasting
     from dilocox_peer.network.relaying import Relay
     from dilocox_peer.network.transport import Transport, named_peers
     from dilocox_peer.peer import dialback
@@ -320,11 +320,11 @@ async def open_run(
         if archivist is not None:
             archivist.on_tail_lost = registrar.tail_lost
         registering = asyncio.create_task(registrar.run(), name="notaries")
-        stack.push_async_callback(_end, registering)
+        stack.push_async_callback(ended, registering)
     look_now = archivist.look_soon if archivist is not None else lambda: None
     reunion = Reunion(directory, manifest.stages.count, acquaintances, look_now, transport.paths, is_alone=is_alone)
     looking = asyncio.create_task(lasting(reunion.run, "those met before", listener), name="those met before")
-    stack.push_async_callback(_end, looking)
+    stack.push_async_callback(ended, looking)
     lookout = await _lookout(stack, manifest, transport, archivist, reunion, listener)
     served = _Served(
         manifest, transport, directory, desk, beaten_at=time.monotonic(), archivist=archivist, lookout=lookout
@@ -424,13 +424,13 @@ async def _archivist(
     await archivist.serve()
     keeping = asyncio.create_task(archivist.run(), name="keeper")
     stack.push_async_callback(archivist.leave)
-    stack.push_async_callback(_end, keeping)
+    stack.push_async_callback(ended, keeping)
     if flags.evaluate:
         from dilocox_peer.cli.evaluation import Evaluation
 
         tokenizers = () if flags.home is None else ("--home", str(flags.home))
         evaluation = Evaluation(archivist, folder, tokenizers, listener)
-        stack.push_async_callback(_end, asyncio.create_task(evaluation.run(), name="evaluation"))
+        stack.push_async_callback(ended, asyncio.create_task(evaluation.run(), name="evaluation"))
     return archivist
 
 
@@ -459,13 +459,8 @@ async def _lookout(
         },
     )  # fmt: skip
     await lookout.serve()
-    stack.push_async_callback(_end, asyncio.create_task(lookout.run(), name="health of the run"))
+    stack.push_async_callback(ended, asyncio.create_task(lookout.run(), name="health of the run"))
     return lookout
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _keep(runs: Sequence[_Served], listener: Listener, stopped: "asyncio.Task[str]") -> None:

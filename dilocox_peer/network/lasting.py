@@ -1,4 +1,4 @@
-"""Tasks that nobody waits for."""
+"""Tasks that nobody waits for, but for their end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,3 +22,9 @@ async def lasting(work: Callable[[], Awaitable[None]], what: str, tell: Listener
             tell(Failed(what, f"{type(error).__name__}: {error}; going on in {again_s:.0f} s"))
             await asyncio.sleep(again_s)
             again_s = min(2 * again_s, MOST_AGAIN_S)
+
+
+async def ended(task: "asyncio.Task[None]") -> None:
+    """Cancels it, and returns when it has ended, by whatever."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

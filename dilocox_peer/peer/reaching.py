@@ -23,6 +23,7 @@ from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_reach import LineChanged, PassingOn, PortOpened, Reach, ReachChanged
 from dilocox_peer.invitation import address_range, all_loopback, parse_multiaddr
 from dilocox_peer.network.bulk import PeerSilent
+from dilocox_peer.network.lasting import ended
 from dilocox_peer.network.lead_budget import TooManyLeads
 from dilocox_peer.network.outside_address import OutsideAddress
 from dilocox_peer.network.own_hosts import own_hosts
@@ -104,7 +105,7 @@ class Reaching:
         self.reservations.offer(self._transport.initial_peers)
         task = asyncio.create_task(self._run(), name="reaching")
         stack.callback(self.tunnels.close)
-        stack.push_async_callback(_end, task)
+        stack.push_async_callback(ended, task)
         return task
 
     async def pass_on(self, bytes_per_s: float | None, stack: AsyncExitStack) -> None:
@@ -411,8 +412,3 @@ class Reaching:
             return
         self._told = reach
         self._listener(ReachChanged(reach, len(self.reservations.held)))
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
