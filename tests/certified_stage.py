@@ -14,6 +14,7 @@ from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Entry, Report, Value, acceptance
+from dilocox_peer.wire.directives import Directive
 
 OWNER = SigningKey(bytes(32))
 MANIFEST = preset("tiny", stages={"count": 2}, rounds={"total": 40, "inner_steps": 4}).signed_by(OWNER)
@@ -56,7 +57,12 @@ class CertifiedStage:
         )
 
     def round(
-        self, closed_ms: int = 0, blobs: Mapping[PeerId, Digest] = NOTHING, *, uplink_kbps: int = 0
+        self,
+        closed_ms: int = 0,
+        blobs: Mapping[PeerId, Digest] = NOTHING,
+        *,
+        uplink_kbps: int = 0,
+        directive: Directive | None = None,
     ) -> "CertifiedStage":
         """closed_ms: when, as all of them tell; uplink_kbps: so does each of its own. blobs: names of their contributions; that these are
         10 bytes they say."""
@@ -64,7 +70,8 @@ class CertifiedStage:
         entries = [
             Entry(peer, 1, blobs.get(peer, sha256(peer.encode())), 10, 4, digest, report) for peer in self.roster
         ]
-        self._append(self.place.round_value(entries, self.roster, self._planner.next(self.place.plan)), self.place.view)
+        plan = self._planner.next(self.place.plan)
+        self._append(self.place.round_value(entries, self.roster, plan, directive), self.place.view)
         return self
 
     def seized(self, *roster: PeerId) -> "CertifiedStage":

@@ -69,6 +69,7 @@ class _Served:
     beaten_at: float  # monotonic; of the last beat that went well
     archivist: "Archivist | None" = None  # with --keep
     lookout: "Lookout | None" = None  # for what is kept
+    registrar: "Registrar | None" = None  # with the owner's key
     connections: int = 0
     trouble: str = ""
     failed: "asyncio.Task[str]" = field(init=False)
@@ -103,6 +104,7 @@ class _Served:
             connections=self.connections,
             beat_age_s=round(time.monotonic() - self.beaten_at, 1),
             trouble=self.trouble,
+            directive=None if self.registrar is None else self.registrar.directed,
         )
 
 
@@ -327,8 +329,9 @@ async def open_run(
     stack.push_async_callback(ended, looking)
     lookout = await _lookout(stack, manifest, transport, archivist, reunion, listener)
     served = _Served(
-        manifest, transport, directory, desk, beaten_at=time.monotonic(), archivist=archivist, lookout=lookout
-    )
+        manifest, transport, directory, desk, beaten_at=time.monotonic(), archivist=archivist, lookout=lookout,
+        registrar=registrar,
+    )  # fmt: skip
     stack.callback(served.failed.cancel)
     return served
 

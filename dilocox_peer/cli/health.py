@@ -23,7 +23,8 @@ ROLE = "bootstrap"
 
 @dataclass(frozen=True, slots=True)
 class RunHealth:
-    """Of one run at a bootstrap. beat_age_s: since all of it was last found well. nodes: in its routing table."""
+    """Of one run at a bootstrap. beat_age_s: since all of it was last found well. nodes: in its routing table. directive: as Registrar
+    has `directed`; None where the owner's key is not."""
 
     run: str
     run_name: str
@@ -32,6 +33,7 @@ class RunHealth:
     connections: int
     beat_age_s: float
     trouble: str = ""
+    directive: int | None = None
 
 
 def report(peer: PeerId, runs: Sequence[RunHealth], lag: LoopLag) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import re
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dilocox_peer.admission import Gate, Grant, Revocations, Right, owner_of, when
 from dilocox_peer.cli.flags_of_owner import InviteFlags, RevokeFlags
-from dilocox_peer.cli.home import default_home, owner_key_path
+from dilocox_peer.cli.home import PeerHome, default_home, owner_key_path
 from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.invitation import SCHEME, Invitation, format_invitation, parse_invitation, parse_multiaddrs
@@ -137,17 +137,21 @@ def _addresses(flags: InviteFlags, manifest: Manifest) -> tuple[str, ...]:
         return of_run(flags.link, manifest).addresses
     if flags.address:
         return parse_multiaddrs(flags.address, "peer")
-    socket = socket_path(flags.peer_home.folder)
-    try:
-        status = asyncio.run(ask(socket, "status"))["status"]
-    except (NotRunning, ControlRefused):
-        status = {}
-    for run in status.get("runs", ()):
-        if run["run"] == manifest.run_id:
-            return parse_invitation(run["link"]).addresses
+    run = run_here(flags.peer_home, manifest)
+    if run is not None:
+        return parse_invitation(run["link"]).addresses
     raise ConfigError(
         f"no bootstrap of run {manifest.run.name!r} answers on this machine: pass the link that it printed as --link"
     )
+
+
+def run_here(bootstrap: PeerHome, manifest: Manifest) -> dict[str, Any] | None:
+    """What the bootstrap of this home says of the run (cli/health.py); None where none answers, or it serves others."""
+    try:
+        status = asyncio.run(ask(socket_path(bootstrap.folder), "status"))["status"]
+    except (NotRunning, ControlRefused):
+        return None
+    return next((each for each in status.get("runs", ()) if each["run"] == manifest.run_id), None)
 
 
 def of_run(link: str, manifest: Manifest) -> Invitation:

@@ -1,12 +1,15 @@
 """`owner`: what the run's owner wants of it, from now on. Each call signs the whole of it anew, with the next number
 (wire/directives.py): written to the owner's home, from where the bootstrap there takes it within seconds, and with a link
 into the run's directory.
+
+What was said before is read where it is written, as the bootstrap there keeps it up to date, and with a link in the directory
+too: a word that follows on old records takes back whatever was said elsewhere since.
 """
 
 import asyncio
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +17,23 @@ import typer
 
 from dilocox_peer.cli.flags_of_owner import OwnerFlags
 from dilocox_peer.cli.home import PeerHome, default_home
-from dilocox_peer.cli.invite import BOOTSTRAP, of_run, owned, peer_named
+from dilocox_peer.cli.invite import BOOTSTRAP, of_run, owned, peer_named, run_here
 from dilocox_peer.errors import ConfigError, RunUnreachable
 from dilocox_peer.invitation import Invitation
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.identity import read_key
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.wire.declared import replaced
-from dilocox_peer.wire.directives import MAX_BANNED, MAX_SAID, MOST_RATE, UNCHANGED, Directive, sign_directive
+from dilocox_peer.wire.directives import (
+    MAX_BANNED,
+    MAX_SAID,
+    MOST_RATE,
+    UNCHANGED,
+    Directive,
+    lost_words,
+    newest_first,
+    sign_directive,
+)
 
 if TYPE_CHECKING:
     from dilocox_peer.dht.directory import Directory
@@ -47,7 +59,14 @@ def run_owner(flags: OwnerFlags) -> None:
     run = None if flags.link is None else of_run(flags.link, manifest)
     records = OwnerRecords(flags.home or default_home(), manifest.run_id)
     if run is None:
-        said = _say(flags, manifest, key, records, None, 0)
+        least = _newest_here(flags, manifest)
+        if least is None:
+            typer.echo(
+                f"no bootstrap with the owner's key answers in this home: {records.folder} may be old, and the next word takes back"
+                " what was said elsewhere since; --link asks the run",
+                err=True,
+            )
+        said = _say(flags, manifest, key, records, (), 0, least or 0)
     else:
         said = asyncio.run(_say_in(run, flags, manifest, key, records))
     if said is None:
@@ -67,30 +86,59 @@ def run_owner(flags: OwnerFlags) -> None:
         )
 
 
+def _newest_here(flags: OwnerFlags, manifest: Manifest) -> int | None:
+    """The number of the newest directive that the bootstrap of this home knows, which writes each into the records; None: there is none, or
+    it cannot ask the run."""
+    run = run_here(PeerHome.at(flags.home, BOOTSTRAP), manifest)
+    number = None if run is None else run.get("directive")
+    return number if isinstance(number, int) else None
+
+
 def _say(
     flags: OwnerFlags,
     manifest: Manifest,
     key: SigningKey,
     records: "OwnerRecords",
-    found: Directive | None,
+    found: Sequence[Directive],
     newest_round: int,
+    least: int = 0,
 ) -> Directive | None:
-    """found: what the run knows; it may have been said from another machine."""
-    known = records.directive(run=manifest.digest, owner=key.peer_id)
-    if found is not None and (known is None or found.number > known.number):
-        known = found
+    """found: what the run knows; it may have been said from another machine. least: what number there is at least."""
     if flags.what == "show":
+        known = _known(manifest, records, found, least)
+        if known is not None and found:
+            records.take_directive(known, key.peer_id)
         return known
-    before = known or Directive(manifest.digest, 1)
-    changed = CHANGES[flags.what](before, flags, manifest, newest_round)
-    number = 1 if known is None else known.number + 1
-    try:
-        unsigned = replaced(before, number=number, signature=b"", **changed)
-    except ValueError as error:
-        raise ConfigError(f"owner {flags.what}: {error}") from None
-    said = sign_directive(unsigned, key.sign)
-    records.write_directive(said)
-    return said
+    with records.alone():
+        known = _known(manifest, records, found, least)
+        before = known or Directive(manifest.digest, 1)
+        changed = CHANGES[flags.what](before, flags, manifest, newest_round)
+        number = 1 if known is None else known.number + 1
+        try:
+            unsigned = replaced(before, number=number, signature=b"", **changed)
+        except ValueError as error:
+            raise ConfigError(f"owner {flags.what}: {error}") from None
+        said = sign_directive(unsigned, key.sign)
+        records.write_directive(said)
+        return said
+
+
+def _known(manifest: Manifest, records: "OwnerRecords", found: Sequence[Directive], least: int) -> Directive | None:
+    """What counts of the records and of found; what is lost by it is told."""
+    assert manifest.owner_peer is not None
+    recorded = records.directive(run=manifest.digest, owner=manifest.owner_peer)
+    newest = newest_first([*found, *([] if recorded is None else [recorded])])
+    number = newest[0].number if newest else 0
+    if number < least:
+        raise ConfigError(
+            f"the bootstrap of this home knows directive {least}, and {records.folder} has {number or 'none'}: try again in some"
+            " seconds, or pass --link; the bootstrap's log says why it is not written"
+        )
+    for lost in newest[1:]:
+        typer.echo(
+            f"said in two places with number {number}; this is lost unless you say it anew: {lost_words(lost, newest[0])}"
+        )
+    return newest[0] if newest else None
 
 
 async def _say_in(
@@ -101,8 +149,7 @@ async def _say_in(
     async with visit(Invitation(invitation.run_id, invitation.addresses)) as open_visit:
         directory = open_visit.directory
         await directory.fetch_manifest()
-        read = await directory.directive()
-        found = None if read is None else read[0]
+        found = await directory.directives()
         if flags.what != "show" and await _is_over(directory, manifest.stages.count):
             raise ConfigError(
                 f"owner {flags.what}: the run is over, and its last certificate stands; `dilocox-peer export LINK` and then"

@@ -41,7 +41,7 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId, RunId
 from dilocox_peer.wire.checkpoints import Checkpoint
-from dilocox_peer.wire.directives import Directive, read_directive
+from dilocox_peer.wire.directives import Directive, newest_first, read_directive
 from dilocox_peer.wire.records import KEEPERS, MAX_ADDRESSES
 
 if TYPE_CHECKING:
@@ -322,13 +322,30 @@ class Directory:
         await self._publish(directive_key(self._run_id), directive.to_bytes(), MAX_TTL_S, "directive", timeout_s)
 
     async def directive(self, timeout_s: float = 10.0) -> tuple[Directive, float] | None:
-        """As `word`, the owner's newest directive."""
-        key, found = directive_key(self._run_id), list[tuple[Directive, float]]()
-        for raw, expires_s in (await self._get([key], timeout_s)).get(key, {}).values():
+        """As `word`, the owner's newest directive; of several with one number the first of `directives`."""
+        key = directive_key(self._run_id)
+        found = self._alive((await self._get([key], timeout_s)).get(key, {}))
+        return next(((each, found[each]) for each in newest_first(found)), None)
+
+    async def directives(self, timeout_s: float = 10.0) -> list[Directive]:
+        """As wire/directives.py's newest_first has it, of all that are known here."""
+        key = directive_key(self._run_id)
+        return newest_first(self._alive((await self._get([key], timeout_s)).get(key, {})))
+
+    def directives_here(self) -> list[Directive]:
+        """As `directives`, of those that lie at this node: nobody is asked."""
+        key = directive_key(self._run_id)
+        return newest_first(self._alive(self._held_here([key]).get(key, {})))
+
+    def _alive(self, records: Records) -> dict[Directive, float]:
+        """The directives in these records, and for how many seconds each will be there."""
+        found, now = dict[Directive, float](), self._clock()
+        for raw, expires_s in records.values():
             with suppress(ValueError):
-                if expires_s > self._clock():
-                    found.append((read_directive(raw), expires_s - self._clock()))
-        return max(found, key=lambda each: (each[0].number, each[1]), default=None)
+                if expires_s > now:
+                    directive = read_directive(raw)
+                    found[directive] = max(expires_s - now, found.get(directive, 0.0))
+        return found
 
     # -- the node -----------------------------------------------------------------------------------------------------
 

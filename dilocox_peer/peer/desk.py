@@ -12,7 +12,8 @@ import os
 import re
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.entry import ADMIT_SERVICE
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import Digest, PeerId, RunId
-from dilocox_peer.wire.directives import MAX_DIRECTIVE_BYTES, Directive, read_directive, why_not_directive
+from dilocox_peer.wire.directives import (
+    MAX_DIRECTIVE_BYTES,
+    Directive,
+    newest_first,
+    read_directive,
+    why_not_directive,
+)
 from dilocox_peer.wire.records import MAX_GRANT_BYTES, MAX_REVOCATIONS_BYTES
 
 
@@ -93,8 +100,37 @@ class OwnerRecords:
             raise ConfigError(f"{self._directive} is no directive ({error}): move it away, and say it again") from None
         return directive
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else writes a directive meanwhile: what was read within is what is replaced. Raises ConfigError."""
+        try:
+            open_folder(self.folder)
+            held = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(f"{self.folder} cannot be used: {error.strerror}") from None
+        try:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process writes into {self.folder} just now: try again") from None
+            except OSError:
+                # A file system without locks: two words in one moment are settled as those of two places are.
+                pass
+            yield
+        finally:
+            os.close(held)
+
+    def take_directive(self, directive: Directive, owner: PeerId) -> bool:
+        """Writes what was said elsewhere, unless what lies there counts before it; whether it was written. Raises ConfigError."""
+        with self.alone():
+            known = self.directive(run=directive.run, owner=owner)
+            if known is not None and newest_first((known, directive))[0] == known:
+                return False
+            self.write_directive(directive)
+            return True
+
     def write_directive(self, directive: Directive) -> None:
-        """As write_revocations."""
+        """As write_revocations; within `alone`."""
         try:
             open_folder(self.folder)
             replace_file(self._directive, [directive.to_bytes()])

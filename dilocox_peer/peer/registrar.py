@@ -18,7 +18,7 @@ from dilocox_peer.contract import Note, Tick
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
-from dilocox_peer.events import Failed, Listener, MessageRefused
+from dilocox_peer.events import Failed, Listener, MessageRefused, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.lasting import lasting
 from dilocox_peer.network.transport import PeerGone, Transport
@@ -44,7 +44,7 @@ from dilocox_peer.peer.rounds.timing import Timing
 from dilocox_peer.signing import SigningKey, verify
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.checkpoints import Checkpoint
-from dilocox_peer.wire.directives import Directive
+from dilocox_peer.wire.directives import Directive, lost_words, newest_first, settled
 from dilocox_peer.wire.rounds import decode_message, encode_message
 
 LOOK_FIRST_S = 1.0  # between two looks at a stage that has not begun
@@ -95,8 +95,9 @@ class Registrar:
             )
             for stage in range(manifest.stages.count)
         ]
-        self._run, self._owner, self._records = manifest.digest, key.peer_id, records
-        self._is_unread = False  # the records of directives, which is told once
+        self._run, self._key, self._records = manifest.digest, key, records
+        self._is_unread, self._unwritten = False, ""  # the records of directives, which is told once
+        self._has_asked = False  # the directory for directives, when it was last tried
         self.directive: Directive | None = None
         """The newest of the owner's that is known here."""
         self._looked_at = [float("-inf")] * manifest.stages.count
@@ -108,6 +109,13 @@ class Registrar:
     def checkpoints(self) -> Mapping[int, Checkpoint]:
         """The newest checkpoint of each stage that has one."""
         return {desk.stage: desk.checkpoint for desk in self._desks if desk.checkpoint is not None}
+
+    @property
+    def directed(self) -> int | None:
+        """The number of the newest directive of the owner's, 0: none is known; None while the directory cannot be asked."""
+        if not self._has_asked:
+            return None
+        return 0 if self.directive is None else self.directive.number
 
     def tail_lost(self, stage: int, head: Digest) -> None:
         """Nobody has what follows head any more; in this loop."""
@@ -188,7 +196,7 @@ class Registrar:
         if self._records is None:
             return None
         try:
-            found = await asyncio.to_thread(self._records.directive, run=self._run, owner=self._owner)
+            found = await asyncio.to_thread(self._records.directive, run=self._run, owner=self._key.peer_id)
         except ConfigError as error:
             if not self._is_unread:
                 self._listener(Failed("the owner's directives", str(error)))
@@ -198,18 +206,24 @@ class Registrar:
         return found
 
     async def _keep_directing(self) -> None:
-        """The newest directive: as it lies in the owner's records or in the directory, to the peers and into the directory."""
+        """The newest directive: as it lies in the owner's records, in the directory or in a chain, to the peers, and where it is not yet."""
         publish_at = 0.0
         while True:
             now = asyncio.get_running_loop().time()
-            found = await self._recorded()
+            recorded = await self._recorded()
+            chained = [desk.directive for desk in self._desks]
+            here = [each for each in (recorded, self.directive, *chained) if each is not None]
+            seen = [*here, *self._directory.directives_here()]
             if now >= publish_at:
-                with suppress(RunUnreachable):
-                    read = await self._directory.directive()
-                    if read is not None and (found is None or read[0].number > found.number):
-                        found = read[0]
-            if found is not None and (self.directive is None or found.number > self.directive.number):
-                self.directive, publish_at = found, 0.0
+                try:
+                    seen += await self._directory.directives()
+                    self._has_asked = True
+                except RunUnreachable:
+                    self._has_asked = False
+            newest = self._settle(seen)
+            if newest != self.directive:
+                self.directive, publish_at = newest, 0.0
+            await self._record(recorded)
             if self.directive is not None:
                 for desk in self._desks:
                     desk.direct(self.directive)
@@ -219,6 +233,39 @@ class Registrar:
                     with suppress(RunUnreachable):  # nobody is there to take it, or they know a newer one: again later
                         await self._directory.publish_directive(self.directive)
             await asyncio.sleep(RECORDS_S)
+
+    def _settle(self, seen: Sequence[Directive]) -> Directive | None:
+        """What counts; that something is lost by it is told."""
+        newest = newest_first(seen)
+        if not newest:
+            return None
+        counts = settled(newest, self._key.sign)
+        if lost := "; and ".join(lost_words(each, counts) for each in newest[1:]):
+            reason = (
+                f"said in two places with number {newest[0].number}: directive {counts.number} says the one again ({counts.words()}), "
+                f"and the other is lost unless you say it anew ({lost})"
+            )
+            self._listener(Failed("the owner's directives", reason))
+        return counts
+
+    async def _record(self, recorded: Directive | None) -> None:
+        """Writes what was said elsewhere into the owner's records, where the next word follows on it. recorded: what lies there."""
+        records, said = self._records, self.directive
+        if records is None or said is None or self._is_unread:
+            return
+        if recorded is not None and recorded.number >= said.number:
+            return
+        try:
+            is_written = await asyncio.to_thread(records.take_directive, said, self._key.peer_id)
+        except ConfigError as error:
+            if str(error) != self._unwritten:
+                self._listener(Failed("the owner's directives", str(error)))
+            self._unwritten = str(error)
+            return
+        self._unwritten = ""
+        if is_written:
+            before = "" if recorded is None else f"; before, directive {recorded.number}: {lost_words(recorded, said)}"
+            self._listener(Remark(f"directive {said.number} is in {records.folder} now: {said.words()}{before}"))
 
     def _due(self, now: float) -> list[int]:
         """The stages to look at now, those not looked at for longest first."""
@@ -294,6 +341,11 @@ class _Desk:
     @property
     def checkpoint(self) -> Checkpoint | None:
         return self._notary.checkpoint if self._notary is not None else None
+
+    @property
+    def directive(self) -> Directive | None:
+        """The newest that this stage's chain has."""
+        return self._notary.chain.place.directive if self._notary is not None else None
 
     def knows(self, peer: PeerId) -> bool:
         """Whether there is nothing to tell the notary of it; one that it has forgotten for others is met again."""

@@ -6,7 +6,7 @@ not matter which of them a peer has missed, or in which order they came. peer/ro
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -100,6 +100,30 @@ def read_directive(raw: bytes) -> Directive:
 def sign_directive(unsigned: Directive, sign: Callable[[bytes], bytes]) -> Directive:
     """The directive with the signature of the owner's key."""
     return replaced(unsigned, signature=sign(unsigned.signed_bytes()))
+
+
+def newest_first(found: Iterable[Directive]) -> list[Directive]:
+    """Those of the highest number, each once; more than one where the owner spoke in two places that did not know of each other. The
+    first counts: whichever bans most, then by signature, so that whoever knows the same takes the same."""
+    known = set(found)
+    newest = max((each.number for each in known), default=0)
+    return sorted(
+        (each for each in known if each.number == newest), key=lambda each: (-len(each.banned), each.signature)
+    )
+
+
+def settled(newest: Sequence[Directive], sign: Callable[[bytes], bytes]) -> Directive:
+    """What to go by, of newest_first's: the only one, or the first said again with the next number. Chains may have any of them, and
+    take no other with that number. Whoever holds the owner's key comes to the same bytes, as its signatures are."""
+    first = newest[0]
+    return first if len(newest) == 1 else sign_directive(replaced(first, number=first.number + 1), sign)
+
+
+def lost_words(lost: Directive, counts: Directive) -> str:
+    """What is lost where the other of the same number counts."""
+    banned = [f"banned {peer}" for peer in lost.banned if peer not in counts.banned]
+    said = [f'"{lost.said}"'] if lost.said != counts.said else []
+    return ", ".join([lost.words(), *banned, *said])
 
 
 def why_not_directive(

@@ -10,7 +10,7 @@ import pytest
 
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import RunUnreachable
-from dilocox_peer.events import Event, Failed, FirstRosterSigned, MessageRefused, RoundVouched
+from dilocox_peer.events import Event, Failed, FirstRosterSigned, MessageRefused, Remark, RoundVouched
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import registrar as registrar_module
 from dilocox_peer.peer.desk import OwnerRecords
@@ -26,7 +26,7 @@ from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
 from dilocox_peer.wire.directives import Directive, sign_directive
 from dilocox_peer.wire.rounds import Cert, ChainPage, Directed, GetChain, Vouch, decode_message, encode_message
-from tests.certified_stage import KEYS, MANIFEST, OWNER, STAGE, CertifiedStage
+from tests.certified_stage import KEYS, MANIFEST, OWNER, ROSTER, STAGE, CertifiedStage
 from tests.shell.conftest import MakeTransport, until
 
 FIRST, LAST = 0, 1  # the run's two stages
@@ -257,6 +257,74 @@ async def test_records_that_cannot_be_read_do_not_keep_the_directorys_directive(
     told = [event.line() for event in scene.bootstrap.told(Failed)]
     assert len(told) == 1
     assert "is no directive" in told[0]
+
+
+async def test_what_is_said_elsewhere_comes_into_the_owners_records(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next word said here follows on it: a ban said with --link from a laptop was undone by it."""
+    monkeypatch.setattr(registrar_module, "RECORDS_S", 0.1)
+    records = OwnerRecords(tmp_path / "home", MANIFEST.run_id)
+    hello, ban = (
+        sign_directive(directive, OWNER.sign)
+        for directive in (
+            Directive(MANIFEST.digest, 1, said="hello"),
+            Directive(MANIFEST.digest, 2, said="hello", banned=ROSTER[:1]),
+        )
+    )
+    records.write_directive(hello)
+    monkeypatch.setattr(registrar_module, "PUBLISH_S", 3600.0)  # the link's peers have it before they ask for it
+    scene.bootstrap.start(records)
+    registrar = scene.bootstrap.registrar
+    assert registrar is not None
+    assert registrar.directed is None, "the directory has not been asked yet"
+    player = await scene.join("a", FIRST)
+    await until(lambda: hello in player.directed and registrar.directed == 1)
+    await player.directory.publish_directive(ban)
+    await until(lambda: records.directive(run=MANIFEST.digest, owner=OWNER.peer_id) == ban)
+    assert registrar.directed == 2
+    assert scene.bootstrap.told(Failed) == []
+    [told] = [event.line() for event in scene.bootstrap.told(Remark)]
+    assert "directive 2 is in" in told
+    assert "1 banned; before, directive 1: as the run's settings say" in told
+
+
+async def test_a_directive_that_a_chain_alone_has_comes_into_records_that_were_lost(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrar_module, "RECORDS_S", 0.1)
+    records = OwnerRecords(tmp_path / "home", MANIFEST.run_id)
+    ban = sign_directive(Directive(MANIFEST.digest, 5, banned=("12D3KooWsomebody",)), OWNER.sign)  # type: ignore[arg-type]
+    certified = CertifiedStage().round().round(directive=ban).rounds(3)
+    player = await scene.join("a", STAGE)
+    for certificate in certified.certificates:
+        player.chain.append(certificate)
+    scene.bootstrap.start(records)
+    await until(lambda: records.folder.exists() and records.directive(run=MANIFEST.digest, owner=OWNER.peer_id) == ban)
+
+
+async def test_two_words_with_one_number_are_settled_by_the_next_and_the_lost_one_is_told(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrar_module, "RECORDS_S", 0.1)
+    records = OwnerRecords(tmp_path / "home", MANIFEST.run_id)
+    hello = sign_directive(Directive(MANIFEST.digest, 1, said="hello"), OWNER.sign)
+    ban = sign_directive(Directive(MANIFEST.digest, 1, banned=ROSTER[:1]), OWNER.sign)
+    settled = sign_directive(Directive(MANIFEST.digest, 2, banned=ROSTER[:1]), OWNER.sign)
+    records.write_directive(hello)
+    player = await scene.join("a", FIRST)
+    await player.directory.publish_directive(ban)
+    scene.bootstrap.start(records)
+    await until(lambda: settled in player.directed)
+    await until(lambda: records.directive(run=MANIFEST.digest, owner=OWNER.peer_id) == settled)
+    found = await player.directory.directive()
+    assert found is not None
+    assert found[0] == settled
+    [told] = [event.line() for event in scene.bootstrap.told(Failed)]
+    assert told.startswith(
+        "the owner's directives: said in two places with number 1: directive 2 says the one again (1 banned)"
+    )
+    assert '"hello"' in told
 
 
 async def test_nonsense_is_refused_and_told_and_the_rest_is_heard(scene: Scene) -> None:

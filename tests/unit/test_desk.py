@@ -11,6 +11,7 @@ from dilocox_peer.errors import ConfigError, PeerUnavailable
 from dilocox_peer.manifest import AdmissionSection, Manifest
 from dilocox_peer.peer.desk import Desk, OwnerRecords
 from dilocox_peer.signing import SigningKey
+from dilocox_peer.wire.directives import Directive, sign_directive
 
 OWNER, ME, OTHER, THIRD = (SigningKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
 MANIFEST = Manifest(admission=AdmissionSection(mode="invite")).signed_by(OWNER)
@@ -174,3 +175,27 @@ def test_what_root_writes_at_the_home_of_a_service_its_bootstrap_can_read_and_re
     for each in (home / "admission", OwnerRecords(home, RUN).folder):
         assert each.stat().st_uid == 65534
     assert (OwnerRecords(home, RUN).folder / "revocations").stat().st_mode & 0o004
+
+
+def test_what_was_said_elsewhere_is_written_where_it_is_newer_and_never_backwards(tmp_path):
+    records, run = OwnerRecords(tmp_path, RUN), MANIFEST.digest
+    first, second = (sign_directive(Directive(run, number), OWNER.sign) for number in (1, 2))
+    other = sign_directive(Directive(run, 2, banned=(ME.peer_id,)), OWNER.sign)
+
+    def there() -> Directive | None:
+        return records.directive(run=run, owner=OWNER.peer_id)
+
+    assert records.take_directive(second, OWNER.peer_id)
+    assert not records.take_directive(first, OWNER.peer_id)
+    assert not records.take_directive(second, OWNER.peer_id)
+    assert there() == second
+    assert records.take_directive(other, OWNER.peer_id), "of one number the one that bans counts"
+    assert not records.take_directive(second, OWNER.peer_id)
+    assert there() == other
+
+
+def test_two_that_write_a_directive_at_once_do_not_lose_a_word(tmp_path):
+    records, said = OwnerRecords(tmp_path, RUN), sign_directive(Directive(MANIFEST.digest, 7), OWNER.sign)
+    with records.alone(), pytest.raises(ConfigError, match=r"another process writes .* try again"):
+        OwnerRecords(tmp_path, RUN).take_directive(said, OWNER.peer_id)
+    assert records.take_directive(said, OWNER.peer_id)

@@ -15,7 +15,16 @@ from dilocox_peer.peer.steering import why_unwelcome
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.chain import Certificate, Plan, Value
 from dilocox_peer.wire.declared import Parser, encode, replaced
-from dilocox_peer.wire.directives import MAX_DIRECTIVE_BYTES, MAX_SAID, Directive, read_directive, sign_directive
+from dilocox_peer.wire.directives import (
+    MAX_DIRECTIVE_BYTES,
+    MAX_SAID,
+    Directive,
+    lost_words,
+    newest_first,
+    read_directive,
+    settled,
+    sign_directive,
+)
 from dilocox_peer.wire.rounds import Directed, Message, Propose, decode_message, encode_message
 from dilocox_peer.wire.versions import DIRECTIVE
 from tests.certified_stage import MANIFEST
@@ -276,3 +285,27 @@ def test_what_carries_a_directive_has_the_bytes_it_had() -> None:
         raw = bytes.fromhex(line)
         assert encode_message(message) == raw
         assert decode_message(raw, A) == message
+
+
+def sign(message: bytes) -> bytes:
+    return sha256(OWNER.encode(), message)
+
+
+def test_of_two_words_with_one_number_everybody_takes_the_same_and_the_next_number_says_it_again() -> None:
+    ban, hello, stop = said(3, banned=(B,)), said(3, said="hello", paused=True), said(3, stop_after=9)
+    old = said(2, banned=(A, B, C))
+    for order in ([ban, hello, stop, old, ban], [old, stop, hello, ban]):
+        newest = newest_first(order)
+        assert newest[0] == ban, "whichever bans most"
+        assert len(newest) == 3
+        assert settled(newest, sign) == said(4, banned=(B,))
+    assert newest_first([stop, hello]) == newest_first([hello, stop])
+    assert newest_first([ban, settled(newest, sign), hello]) == [said(4, banned=(B,))], "and then there is one"
+    assert settled([old], sign) is old
+    assert newest_first([]) == []
+
+
+def test_what_is_lost_is_told_so_that_it_can_be_said_anew() -> None:
+    ban, other = said(3, banned=(B,), said="hello"), said(3, banned=(C,), paused=True, said="hello")
+    assert lost_words(other, ban) == "paused, 1 banned, banned c"
+    assert lost_words(said(3, banned=(B,), said="bye"), ban) == '1 banned, "bye"'

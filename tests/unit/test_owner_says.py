@@ -1,17 +1,27 @@
 """What `owner` takes and refuses, of a run that is on in no network."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from dilocox_peer.cli import invite, visit
 from dilocox_peer.cli.flags import InitFlags
 from dilocox_peer.cli.flags_of_owner import OwnerFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.init import write_run_file
 from dilocox_peer.cli.invite import BOOTSTRAP
 from dilocox_peer.cli.owner import run_owner
+from dilocox_peer.config import read_signed_manifest
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.peer.identity import Identity
+from dilocox_peer.invitation import Invitation, format_invitation
+from dilocox_peer.manifest import Manifest
+from dilocox_peer.peer.desk import OwnerRecords
+from dilocox_peer.peer.identity import Identity, read_key
+from dilocox_peer.wire.directives import Directive, sign_directive
 
 
 @pytest.fixture
@@ -20,10 +30,64 @@ def said(tmp_path: Path):
     run_file = tmp_path / "run.toml"
     write_run_file(InitFlags(path=run_file, home=tmp_path))
 
-    def say(what: str, value: str | None = None) -> None:
-        run_owner(OwnerFlags(what=what, value=value, run_file=run_file, home=tmp_path))
+    def say(what: str, value: str | None = None, link: str | None = None) -> None:
+        run_owner(OwnerFlags(what=what, value=value, link=link, run_file=run_file, home=tmp_path))
 
     return say
+
+
+class Elsewhere:
+    """Where else the owner of the run spoke: in the run, and known to the bootstrap of this home."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.manifest: Manifest = read_signed_manifest(home / "run.toml")
+        self.key = read_key(home / "owner.key", flag="--owner-key")
+        self.records = OwnerRecords(home, self.manifest.run_id)
+        self.link = format_invitation(
+            Invitation(self.manifest.run_id, (f"/ip4/127.0.0.1/tcp/1/p2p/{self.key.peer_id}",))
+        )
+        self.in_run: list[Directive] = []
+        self.published: list[Directive] = []
+        self.known_here: int | None = None
+        monkeypatch.setattr(visit, "visit", self._visit)
+        monkeypatch.setattr(invite, "ask", self._ask)
+
+    def says(self, number: int, **wants: Any) -> Directive:
+        return sign_directive(Directive(self.manifest.digest, number, **wants), self.key.sign)
+
+    @property
+    def recorded(self) -> Directive | None:
+        return self.records.directive(run=self.manifest.digest, owner=self.key.peer_id)
+
+    async def _ask(self, _socket: Path, command: str) -> dict[str, Any]:
+        assert command == "status"
+        return {"status": {"runs": [{"run": self.manifest.run_id, "directive": self.known_here}]}}
+
+    @asynccontextmanager
+    async def _visit(self, _invitation: Invitation) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(directory=self)
+
+    # ---- what `owner` asks of the directory ----
+
+    async def fetch_manifest(self) -> Manifest:
+        return self.manifest
+
+    async def directives(self) -> list[Directive]:
+        return self.in_run
+
+    async def word(self, _stage: int, _timeout_s: float) -> None:
+        return None
+
+    async def peers(self, _stage: int, _timeout_s: float) -> list[Any]:
+        return []
+
+    async def publish_directive(self, directive: Directive) -> None:
+        self.published.append(directive)
+
+
+@pytest.fixture
+def elsewhere(said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+    return Elsewhere(tmp_path, monkeypatch)
 
 
 def test_a_bootstrap_of_the_run_is_not_banned(said, tmp_path, capsys):
@@ -53,3 +117,42 @@ def test_a_bootstrap_of_the_run_is_not_banned(said, tmp_path, capsys):
 def test_what_is_missing_or_too_much_is_named(said, what, value, why):
     with pytest.raises(ConfigError, match=why):
         said(what, value)
+
+
+def test_a_word_does_not_follow_on_older_records_than_the_bootstrap_here_has(said, elsewhere, capsys):
+    elsewhere.known_here = 1
+    with pytest.raises(ConfigError, match=r"bootstrap of this home knows directive 1, and .* has none: .*--link"):
+        said("say", "hello")
+    elsewhere.records.take_directive(elsewhere.says(1, paused=True), elsewhere.key.peer_id)
+    said("say", "hello")
+    assert elsewhere.recorded == elsewhere.says(2, paused=True, said="hello")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("what", ["show", "resume"])
+def test_where_no_bootstrap_keeps_the_records_they_may_be_old_which_is_told(said, elsewhere, capsys, what):
+    said(what)
+    assert "may be old, and the next word takes back what was said elsewhere since; --link asks the run" in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_the_run_knows_comes_into_records_that_were_restored_from_a_copy(said, elsewhere):
+    elsewhere.records.take_directive(elsewhere.says(1), elsewhere.key.peer_id)
+    elsewhere.in_run = [elsewhere.says(4, stop_after=9)]
+    said("show", link=elsewhere.link)
+    assert elsewhere.recorded == elsewhere.says(4, stop_after=9)
+    assert elsewhere.published == []
+
+
+def test_of_two_words_with_one_number_one_is_followed_and_the_other_told(said, elsewhere, capsys):
+    somebody = elsewhere.key.peer_id.swapcase()
+    elsewhere.records.take_directive(elsewhere.says(1, said="hello"), elsewhere.key.peer_id)
+    elsewhere.in_run = [elsewhere.says(1, banned=(somebody,)), elsewhere.says(1, paused=True)]
+    said("rate", "0.5", link=elsewhere.link)
+    told = capsys.readouterr().out.splitlines()
+    assert {line for line in told if "lost" in line} == {
+        f"said in two places with number 1; this is lost unless you say it anew: {lost}"
+        for lost in ('as the run\'s settings say, "hello"', "paused")
+    }
+    assert elsewhere.published == [elsewhere.says(2, banned=(somebody,), rate_permille=500)] == [elsewhere.recorded]
