@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dilocox_peer.cli.monthly import GB, Grown, Month, MonthlyAllowance
-from dilocox_peer.events import Event, Left, Listener, PipelineProgress, Remark, TrainingProgress
+from dilocox_peer.events import Event, Left, Listener, PeerStarted, PipelineProgress, Remark, TrainingProgress
 from dilocox_peer.events_of_costs import LineUsed, MonthCounted
 from dilocox_peer.files import replace_file
 
@@ -73,6 +73,11 @@ class MonthKept:
 
     def take(self, event: Event) -> None:
         match event:
+            case PeerStarted():  # a stay begins, with a network of its own; the line's counter is the session's
+                self._payload.begin_again()
+                with self._lock:
+                    self._allowance.begin_again("links")
+                return
             case TrainingProgress():
                 payload = self._payload.take(event.bytes_sent, event.bytes_received)
                 line = self._line.take(event.daemon_bytes_sent, event.daemon_bytes_received)

@@ -46,6 +46,10 @@ class Grown:
         self.total = (0, 0)
         self._last = (0, 0)
 
+    def begin_again(self) -> None:
+        """They are at 0 now: the next look may find more than the last, and all of it is growth."""
+        self._last = (0, 0)
+
     def take(self, sent: int, received: int) -> tuple[int, int]:
         """What they stand at; the total by now."""
         before, self._last = self._last, (sent, received)
@@ -78,6 +82,10 @@ class MonthlyAllowance:
             self.month, self._other = now, None
         elif not is_later and stood_s >= BEHIND_S:
             self.month, self._other = replace(now, sent=self.month.sent, received=self.month.received), None
+
+    def begin_again(self, counter: str) -> None:
+        """It is at 0 now."""
+        self._counters.setdefault(counter, Grown()).begin_again()
 
     def take(self, counter: str, sent: int, received: int) -> None:
         """What one of several counters has come to."""

@@ -9,8 +9,9 @@ import pytest
 
 from dilocox_peer.cli.month_kept import FILE_NAME, MonthKept, read_month, run_within, write_month
 from dilocox_peer.cli.monthly import AHEAD_S, BEHIND_S, Month, MonthlyAllowance
-from dilocox_peer.events import Left, PipelineProgress, Remark, TrainingProgress
+from dilocox_peer.events import Left, PeerStarted, PipelineProgress, Remark, TrainingProgress
 from dilocox_peer.events_of_costs import LineUsed, MonthCounted
+from dilocox_peer.types import PeerId, RunId
 
 NOVEMBER, DECEMBER = Month(2026, 11), Month(2026, 12)
 A_DAY_IN_NOVEMBER = time.strptime("2026-11-23", "%Y-%m-%d")
@@ -42,6 +43,29 @@ def test_counters_begin_again_each_for_itself():
     allowance.take("links", 20, 20)
     allowance.take("rounds", 110, 110)
     assert (allowance.month.sent, allowance.month.received) == (630, 630)
+
+
+def test_a_stay_that_moved_more_than_the_one_before_is_counted_whole(tmp_path):
+    events: list[Any] = []
+    counted = MonthKept(tmp_path, None, events.append, local=lambda: A_DAY_IN_NOVEMBER)
+    started = PeerStarted(PeerId("me"), RunId("ab" * 32), 0, ())
+    for number in (1, 2):
+        counted.take(started)
+        counted.take(progress(100 * number, 10 * number))
+        counted.take(of_links(1000 * number, 1))
+    counted.keep()
+    assert (events[-1].sent, events[-1].received) == (3300, 32)
+
+
+def test_what_the_line_carried_is_not_counted_again_with_a_new_stay(tmp_path):
+    """Its counter goes on for the whole session."""
+    events: list[Any] = []
+    counted = MonthKept(tmp_path, None, events.append, local=lambda: A_DAY_IN_NOVEMBER)
+    for moved in (500, 700):
+        counted.take(PeerStarted(PeerId("me"), RunId("ab" * 32), 0, ()))
+        counted.take(LineUsed(moved, moved))
+    counted.keep()
+    assert (events[-1].sent, events[-1].received) == (700, 700)
 
 
 def test_it_is_used_up_by_both_ways_together_and_there_again_with_the_next_month():
