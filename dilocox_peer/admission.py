@@ -218,6 +218,11 @@ class Gate:
             return self.refusal(peer, Right.READ, now)
         return None
 
+    def out(self, now: float) -> list[PeerId]:
+        """Those of whom `is_out` says why."""
+        known = dict.fromkeys((*self.members, *self.passes))  # as they are now: another thread may show a pass
+        return [peer for peer in known if self.is_out(peer, now) is not None]
+
     def show(self, peer: PeerId, raw: bytes, now: float) -> str | None:
         """Takes in peer's pass; why it is worth nothing, None if it is good. Of two good ones the later issued stays."""
         known = self.passes.get(peer)

@@ -21,7 +21,7 @@ from dilocox_peer.peer.planning.adaptive_planner import planner_of
 from dilocox_peer.peer.planning.plan import first_plan, plan_bounds
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.presence import Presence
-from dilocox_peer.peer.rounds.contract import FetchState, StateComputed, StateInstalled, StateMissing
+from dilocox_peer.peer.rounds.contract import FetchState, PeerRefused, StateComputed, StateInstalled, StateMissing
 from dilocox_peer.peer.rounds.driver import RoundDriver
 from dilocox_peer.peer.rounds.genesis import authority_of
 from dilocox_peer.peer.rounds.machine import RoundMachine
@@ -38,7 +38,7 @@ from dilocox_peer.peer.training.slice_desk import SliceDesk, contribution_layout
 from dilocox_peer.peer.training.trainer import Trainer
 from dilocox_peer.signing import verify
 from dilocox_peer.store.store import Store
-from dilocox_peer.types import Digest
+from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 
 T = TypeVar("T")
@@ -132,6 +132,10 @@ class Averaging:
         await self.store.serve()
         state = self._keeper.state
         self.driver.post(StateComputed(state.head, state.digest))
+
+    def put_out(self, peer: PeerId) -> None:
+        """It has no right in the run any more, as this peer's gate knows by now."""
+        self.driver.post(PeerRefused(peer, is_out=True))
 
     def _on_merged(self) -> None:
         state = self._trainer.state()

@@ -6,6 +6,7 @@ folder, so that the next start needs neither the invitation nor that bootstrap.
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,15 +66,23 @@ async def come_in(
     return admission
 
 
-async def look_again(admission: Admission, newcomer: Newcomer, run_name: str, directory: Directory) -> None:
-    """Goes by what the owner has revoked meanwhile. Raises RunRefused when that is newcomer, or its invitation has expired:
-    the others hear it no more; RunUnreachable."""
+async def look_again(
+    admission: Admission,
+    newcomer: Newcomer,
+    run_name: str,
+    directory: Directory,
+    on_out: Callable[[PeerId], None],
+) -> None:
+    """Goes by what the owner has revoked meanwhile. on_out: for each peer that had a right in the run and has none any more, at every look. Raises
+    RunRefused when that is newcomer, or its invitation has expired: the others hear it no more; RunUnreachable."""
     gate = admission.gate
     found = await directory.fetch_revocations(REVOCATIONS_S)
     if found is not None and gate.take(found):
         await asyncio.to_thread(keep_revocations, gate, newcomer.folder)
     if (reason := gate.refusal(newcomer.me, newcomer.right, time.time())) is not None:
         raise RunRefused(_refused(run_name, reason))
+    for peer in gate.out(time.time()):
+        on_out(peer)
 
 
 def keep_revocations(gate: Gate, folder: Path) -> None:

@@ -310,7 +310,7 @@ class Stay:
             look_now=self._look_now,
             reaching=reaching,
             acquaintances=self._acquaintances,
-            look_at_admission=self._look_at_admission(presence.admission, manifest, directory),
+            look_at_admission=self._look_at_admission(presence.admission, manifest, directory, averaging),
             listener=self._listener,
         )
         bulletin = Bulletin(
@@ -359,12 +359,12 @@ class Stay:
         )  # fmt: skip
 
     def _look_at_admission(
-        self, admission: Admission | None, manifest: Manifest, directory: Directory
+        self, admission: Admission | None, manifest: Manifest, directory: Directory, averaging: Averaging
     ) -> Callable[[], Awaitable[None]] | None:
         if admission is None:
             return None
         newcomer = Newcomer(self._me, None, self._settings.run_folder)
-        return lambda: look_again(admission, newcomer, manifest.run.name, directory)
+        return lambda: look_again(admission, newcomer, manifest.run.name, directory, averaging.put_out)
 
     def _conveyor(
         self, manifest: Manifest, stage: int, presence: Presence, on_failure: Callable[[str], None]

@@ -18,7 +18,7 @@ from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer.desk import Desk, OwnerRecords
 from dilocox_peer.peer.entry import Newcomer, come_in, look_again
 from dilocox_peer.peer.identity import Identity, encode_key
-from dilocox_peer.signing import SigningKey
+from dilocox_peer.signing import SigningKey, public_key_of
 from dilocox_peer.types import PeerId
 
 from .conftest import MakeTransport
@@ -297,13 +297,21 @@ async def test_what_is_revoked_reaches_newcomers_and_those_who_are_in(
     comer = await guest(make_transport, stack, boot, tmp_path)
     admission = await comer.come_in(grant(2))
     newcomer = Newcomer(comer.identity.peer_id, None, comer.folder)
-    await look_again(admission, newcomer, "tiny", comer.directory)
+    member, out = SigningKey(b"m" * 32), list[PeerId]()
+    assert admission.gate.show(member.peer_id, grant(peer=member.peer_id).to_bytes(), time.time()) is None
+    await look_again(admission, newcomer, "tiny", comer.directory, out.append)
+    assert not out
 
     records = OwnerRecords(tmp_path, RUN)
-    records.write_revocations(Revocations(RUN, 0, ()).with_also(b"g" * 16, 5).signed_by(OWNER))
+    without = Revocations(RUN, 0, ()).with_also(public_key_of(member.peer_id), int(time.time() * 1000))
+    records.write_revocations(without.signed_by(OWNER))
+    await boot.desk.beat(boot.directory)
+    await look_again(admission, newcomer, "tiny", comer.directory, out.append)
+    assert out == [member.peer_id], "the rounds are told who was put out"
+    records.write_revocations(without.with_also(b"g" * 16, 5).signed_by(OWNER))
     await boot.desk.beat(boot.directory)
     with pytest.raises(RunRefused, match="the invitation was revoked by the run's owner"):
-        await look_again(admission, newcomer, "tiny", comer.directory)
+        await look_again(admission, newcomer, "tiny", comer.directory, out.append)
     other = await guest(make_transport, stack, boot, tmp_path, "other")
     with pytest.raises(RunRefused, match="the invitation was revoked by the run's owner"):
         await other.come_in(grant(2))
@@ -316,8 +324,9 @@ async def test_revocations_are_remembered_where_nobody_tells_of_them(
     comer = await guest(make_transport, stack, boot, tmp_path)
     admission = await comer.come_in(grant(2))
     await boot.directory.publish_revocations(Revocations(RUN, 9, ((b"g" * 16, 5),)).signed_by(OWNER))
+    newcomer = Newcomer(comer.identity.peer_id, None, comer.folder)
     with pytest.raises(RunRefused):
-        await look_again(admission, Newcomer(comer.identity.peer_id, None, comer.folder), "tiny", comer.directory)
+        await look_again(admission, newcomer, "tiny", comer.directory, lambda _: None)
     assert Revocations.from_bytes(
         (comer.folder / "revocations").read_bytes(), run_id=RUN, owner=OWNER.peer_id
     ).by_target == {b"g" * 16: 5}

@@ -220,6 +220,7 @@ def test_a_revoked_invitation_takes_its_passes_with_it() -> None:
     assert gate.take(revoked(ID))
     assert "revoked" in str(gate.refusal(ME.peer_id, Right.JOIN, NOW))
     assert "revoked" in str(gate.is_out(ME.peer_id, NOW))
+    assert gate.out(NOW) == [ME.peer_id]
     assert "revoked" in str(gate.show(ME.peer_id, grant_of().to_bytes(), NOW))
 
 
@@ -330,6 +331,7 @@ def test_a_listed_peer_needs_nothing_and_others_an_invitation() -> None:
     gate.take(Revocations(manifest.run_id, 1, ((public_key_of(ME.peer_id), NOW_MS),)))
     assert "put out" in str(gate.refusal(ME.peer_id, Right.JOIN, NOW))
     assert "put out" in str(gate.is_out(ME.peer_id, NOW))
+    assert gate.out(NOW) == [ME.peer_id]
     back = replace(grant_of(ME), run_id=manifest.run_id, issued_ms=NOW_MS + 1).signed_by(OWNER)
     assert gate.show(ME.peer_id, back.to_bytes(), NOW) is None
     assert gate.refusal(ME.peer_id, Right.JOIN, NOW) is None, "the owner took it back"

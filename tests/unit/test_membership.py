@@ -148,3 +148,41 @@ def test_a_crowd_of_strangers_has_no_voter_forgotten() -> None:
         members.heard(PeerId(f"s{number}"), 11.0)
     assert len(members.known) == MAX_KNOWN
     assert members.is_alive(voter, 11.0)
+
+
+def test_who_sat_in_a_roster_and_was_not_met_is_as_unknown_as_before() -> None:
+    """Whoever leads writes rosters: a key that it has made up would be known from its first round in one."""
+    me, made_up, found, heard = (PeerId(name) for name in ("me", "made up", "found", "heard"))
+    members = Members(me, Timing())
+    members.heard(heard, 0.0)
+    members.add(found)
+    members.seen_in(found, "")
+    before = (me, heard)
+    assert members.why_unknown(before, (*before, found), vote_at_once=True) is None
+    members.sit_down((*before, made_up), (*before, made_up), [], 0.0)
+    members.sit_down(before, before, [], 1.0)
+    reason = "a roster with 1 newcomers that are not known here"
+    assert members.why_unknown(before, (*before, made_up), vote_at_once=True) == reason
+    assert members.why_unknown(before, (*before, made_up), vote_at_once=False) is None, "it has to earn its vote"
+    many = (*before, made_up, PeerId("another"))
+    assert members.why_unknown(before, many, vote_at_once=False) == "a roster with 2 newcomers that are not known here"
+
+
+def test_who_was_put_out_is_unknown_until_it_is_met_again() -> None:
+    me, peer = PeerId("me"), PeerId("peer")
+    members = Members(me, Timing())
+
+    def is_known() -> bool:
+        return members.why_unknown((me,), (me, peer), vote_at_once=True) is None
+
+    members.heard(peer, 0.0)
+    members.left(peer, 1)
+    members.refused(peer, 1.0)
+    assert is_known(), "its process has ended, and may have started again where another hears it"
+    members.refused(peer, 1.0, is_out=True)
+    assert not is_known()
+    members.seen_in(peer, "")
+    assert is_known(), "with an invitation that is newer"
+    members.refused(peer, 1.5, is_out=True)
+    members.heard(peer, 2.0)
+    assert is_known()

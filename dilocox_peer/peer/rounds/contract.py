@@ -43,9 +43,11 @@ class TailLost:
 
 @dataclass(frozen=True, slots=True)
 class PeerRefused:
-    """A send to peer failed at once: its process or host is gone (a frozen peer or a partition gives no such sign)."""
+    """A send to peer failed at once: its process or host is gone (a frozen peer or a partition gives no such sign). is_out: or it was put out
+    of the run."""
 
     peer: PeerId
+    is_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,12 @@ class Jury:
             value.roster, now, is_unwanted=self._may_be_left_out, max_peers=self._seat.owner.max_peers, leader=leader
         )
 
+    def _why_unknown(self, value: Value) -> str | None:
+        """Why its next roster has newcomers of whom too little is known here."""
+        place = self._seat.place
+        vote_at_once = place.seats.terms.contributions == 0
+        return self._members.why_unknown(place.roster, value.roster, vote_at_once=vote_at_once)
+
     def _may_be_left_out(self, peer: PeerId) -> bool:
         """Whether it is banned, or a proof against it is known here."""
         directive = self._seat.directive
@@ -98,7 +104,7 @@ class Jury:
         """As why_not_believed, of a value that nobody proposes to us."""
         if self._why_expelled(value, now) or self._why_unseated(value, now):
             return True
-        if self._members.why_unknown(self._seat.place.roster, value.roster):
+        if self._why_unknown(value):
             return True
         if self.are_too_few(value.entries, now):
             return True
@@ -116,7 +122,7 @@ class Jury:
         if (reason := reason or self._why_expelled(value, now)) and not is_bound:
             self._conduct.strike(leader, "led", reason)
         reason = reason or self._why_unseated(value, now, None if is_bound else leader)
-        return reason or self._members.why_unknown(seat.place.roster, value.roster)
+        return reason or self._why_unknown(value)
 
     def why_not_worked(self, entry: Entry, now: float, spread: float = 1.0) -> str | None:
         """Why nobody can have done what entry claims, as far as we can know."""

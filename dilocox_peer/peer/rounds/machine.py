@@ -323,8 +323,8 @@ class RoundMachine:
                 self._members.seen_in(peer, addresses)
                 if is_new:
                     return [Send(peer, self._heartbeat())]
-            case PeerRefused(peer):
-                self._members.refused(peer, now)
+            case PeerRefused(peer, is_out):
+                self._members.refused(peer, now, is_out=is_out)
             case PeerUnreached(peer):
                 self._members.cut(peer, now)
             case BytesCame(peer):

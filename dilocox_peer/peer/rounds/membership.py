@@ -27,6 +27,7 @@ class Seen:
     said: Heartbeat | None = None
     ready_at: Digest | None = None  # where it was when it last said that it holds the state there
     is_listed: bool = False  # in the directory
+    is_met: bool = False  # heard or named by discovery, and not put out of the run since
     linked_at: float = NEVER  # when it was last heard without others between us
     passed_at: float = NEVER  # and when by way of another
     answered_at: float = NEVER  # when we last told it where we are, unasked
@@ -98,13 +99,14 @@ class Members:
     def seen_in(self, peer: PeerId, addresses: str) -> None:
         """Discovery has named it; our connection to it leads to this range of addresses, "": to none that is known."""
         if peer in self._seen:
-            self._seen[peer].is_listed = True
+            self._seen[peer].is_listed = self._seen[peer].is_met = True
             self._seen[peer].range = addresses or self._seen[peer].range
 
     def heard(self, peer: PeerId, now: float) -> Seen:
         self.add(peer)
         seen = self._seen[peer]
         seen.heard_at = now
+        seen.is_met = True
         seen.refused = False
         self._alive = None
         return seen
@@ -193,9 +195,11 @@ class Members:
         seen.incarnation = max(seen.incarnation, incarnation)
         self._alive = None
 
-    def refused(self, peer: PeerId, now: float) -> None:
-        """Its computer refuses a connection: its process has ended, unless others hear it, and a router refuses us."""
+    def refused(self, peer: PeerId, now: float, *, is_out: bool = False) -> None:
+        """Its computer refuses a connection: its process has ended, unless others hear it, and a router refuses us. is_out: it was put out of the run."""
         seen = self._seen.get(peer)
+        if seen is not None and is_out:
+            seen.is_met = False
         if seen is not None and now - seen.passed_at > self._alive_s:
             seen.refused = True
             self._alive = None
@@ -344,12 +348,13 @@ class Members:
             return f"a roster without {len(out)} voters that are here"
         return None
 
-    def why_unknown(self, before: Collection[PeerId], after: Collection[PeerId]) -> str | None:
-        """Why this roster cannot be judged yet, or None: it has many newcomers of whom nothing has been heard here."""
-        unknown = [peer for peer in after if peer not in before and peer not in self._seen and peer != self._me]
-        return (
-            f"a roster with {len(unknown)} newcomers that are not known here" if len(unknown) > few_of(before) else None
-        )
+    def why_unknown(self, before: Collection[PeerId], after: Collection[PeerId], *, vote_at_once: bool) -> str | None:
+        """Why this roster cannot be judged yet, or None: it has newcomers that were not met here, whose keys its leader may have made up. That they
+        sat in a roster tells nothing of them, as leaders write those. vote_at_once: newcomers do; then one is too many, else many are."""
+        newcomers = [peer for peer in after if peer not in before and peer != self._me]
+        unknown = sum(peer not in self._seen or not self._seen[peer].is_met for peer in newcomers)
+        few = 0 if vote_at_once else few_of(before)
+        return f"a roster with {unknown} newcomers that are not known here" if unknown > few else None
 
     def why_crowded(self, before: Collection[PeerId], after: Iterable[PeerId], max_peers: int) -> str | None:
         """Why the newcomers in this roster are too many of one range of addresses, or None."""
