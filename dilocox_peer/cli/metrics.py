@@ -197,7 +197,7 @@ def _figures(status: Status, now: float) -> tuple[Rows, Rows, list[tuple[int, in
         ]
         gauges += [
             ("training_round", "The round being trained.", float(progress.round)),
-            ("train_loss", "Mean over the last micro-batches, nats per token.", progress.train_loss),
+            ("train_loss", "Mean over the targets of the last micro-batches, nats per token.", progress.train_loss),
             ("memory_bytes", "Resident, with helper processes.", float(progress.memory_bytes)),
             ("loop_lag_p99_seconds", "How late the event loop runs.", progress.lag_ms_p99 / 1000),
             ("loop_lag_max_seconds", "Its longest standstill of the last half minute.", progress.lag_ms_max / 1000),

@@ -93,10 +93,14 @@ class BodyFormat(BodySizes):
             case "int8":
                 return self._blocks.strength(view)
 
-    def strength_for_one(self, gradient: Bytes, output: Bytes) -> float:
-        """That of a gradient, as if a single target counted in what it answers, the body of a step: the loss is the mean over the targets that count, so the fewer
-        there are, the stronger the gradient of each, as one over the root of their number."""
-        return self.strength(gradient) * math.sqrt(int(self._counts(memoryview(self.targets_of(output))).sum()))
+    def strength_for_all(self, gradient: Bytes, output: Bytes) -> float:
+        """That of a gradient, as if every target counted in what it answers, the body of a step: the loss is added up over the targets that count, so the gradient
+        is the stronger, as the root of their number, the more there are."""
+        return self.strength(gradient) / math.sqrt(max(self.counted(output), 1 / self.rows))
+
+    def counted(self, body: Bytes) -> float:
+        """What loss.counted says of the targets in the body of a step. No torch, so any thread may ask."""
+        return int(self._counts(memoryview(self.targets_of(body))).sum()) / self.rows
 
     def halved(self, body: Bytes, times: int) -> bytes:
         """The body of activations or of a gradient so many times half as strong; targets stay. No torch, so any thread may ask."""

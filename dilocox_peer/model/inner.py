@@ -123,11 +123,11 @@ class InnerOptimizer:
             pairs += zip(weights, gradients, strict=True)
         return pairs
 
-    def step(self, *, micro_batches: int, share: float) -> float:
-        """One step with the mean of the gradients of `micro_batches` micro-batches, which are then zero. Gives its learning rate.
+    def step(self, *, micro_batches: float, share: float) -> float:
+        """One step with the mean gradient over all targets that count; the gradient is then zero. Gives its learning rate.
 
-        share: of the peak learning rate (schedule, ramp). Raises FloatingPointError for a gradient that is not finite; the
-        parameters are then untouched. In float16 that is no error: the step is left out, and the next gradients are smaller.
+        micro_batches: what the gradient was added up of, each as the part of its targets that count (loss.py); more than 0. share: of the peak learning
+        rate (schedule, ramp). Raises FloatingPointError for a gradient that is not finite; the parameters are then untouched. In float16 that is no error: the step is left out, and the next gradients are smaller.
         """
         grad_N, scale = self._model.flat_grad_N, self._model.scale
         times = micro_batches * (1.0 if scale is None else scale.factor)

@@ -15,7 +15,7 @@ from torch import Tensor
 from dilocox_peer.model.activations import BodyFormat, Bytes
 from dilocox_peer.model.architecture import StageModel
 from dilocox_peer.model.borders import parted
-from dilocox_peer.model.loss import train_on
+from dilocox_peer.model.loss import counted, train_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class _Saved:
     model: StageModel
     input_BTD: Tensor | None  # None: tokens, which have no gradient
     output_BTD: Tensor
+    counted: float
 
 
 class Passes:
@@ -45,18 +46,22 @@ class Passes:
         """Whether a saved forward was computed with these weights, which must not change until its backward."""
         return any(saved.model is model for saved in self._saved.values())
 
+    def counted(self, key: Hashable) -> float:
+        """What the backward of an earlier forward will weigh in a step (loss.counted)."""
+        return self._saved[key].counted
+
     def begin(self, key: Hashable, model: StageModel, inputs_BT: Tensor, targets_BT: Tensor) -> bytes:
         """Forward of the first stage from inputs as `parted` takes them; the body for the next stage."""
         tokens_BT, starts_BT = parted(inputs_BT.to(model.flat_N.device))
         output_BTD = model.forward(tokens_BT, starts_BT)
-        self._saved[key] = _Saved(model, None, output_BTD)
+        self._saved[key] = _Saved(model, None, output_BTD, counted(targets_BT))
         return self._packed(output_BTD) + self._body.pack_targets(targets_BT, starts_BT)
 
     def forward(self, key: Hashable, model: StageModel, body: Bytes) -> bytes:
         """Forward of a stage in the middle; the body for the next stage."""
         input_BTD = self._unpacked(body, model.flat_N.device).requires_grad_()
         output_BTD = model.forward(input_BTD, self._body.unpack_starts(body, model.flat_N.device))
-        self._saved[key] = _Saved(model, input_BTD, output_BTD)
+        self._saved[key] = _Saved(model, input_BTD, output_BTD, self._body.counted(body))
         return self._packed(output_BTD) + bytes(self._body.targets_of(body))
 
     def backward(self, key: Hashable, body: Bytes) -> bytes | None:
@@ -68,7 +73,7 @@ class Passes:
         return None if saved.input_BTD is None else self._gradient(saved.input_BTD)
 
     def turn(self, model: StageModel, body: Bytes) -> tuple[bytes, float]:
-        """Forward, loss and backward of the last stage: (gradient for the stage before, mean loss in nats a token).
+        """Forward, loss and backward of the last stage: (gradient for the stage before, mean loss in nats a target).
 
         Raises FloatingPointError if the loss is not finite; the gradient vector is then spoiled.
         """

@@ -27,8 +27,8 @@ class Stage:
         self.model = model
 
     def train_micro_batch(self, inputs_BT: Tensor, targets_BT: Tensor) -> float:
-        """Mean loss in nats a token; its gradient is added to the model's. inputs_BT: as `parted` takes them. Raises FloatingPointError if not
-        finite."""
+        """Mean loss in nats a target; the gradient is added to the model's, as train_on has it. inputs_BT: as `parted` takes them. Raises
+        FloatingPointError if not finite."""
         device = self.model.flat_N.device
         tokens_BT, starts_BT = parted(inputs_BT.to(device))
         return train_on(self.model, tokens_BT, targets_BT.to(device), starts_BT=starts_BT)

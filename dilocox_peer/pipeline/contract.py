@@ -211,7 +211,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class StepNow:
-    """The mean of the gradients of so many micro-batches makes the next version. Stepped."""
+    """The mean gradient over the targets of so many micro-batches makes the next version. Stepped."""
 
     micro_batches: int
 

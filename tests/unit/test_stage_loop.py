@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.stage import build_stage
@@ -18,7 +19,8 @@ from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import Refuse, Step
-from tests.cut_runs import corpus, manifest_of, one_model
+from tests.cut_runs import corpus as letters
+from tests.cut_runs import manifest_of, one_model
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +96,8 @@ class Bench:
 class Pipe:
     """One peer a stage, all in this thread."""
 
-    def __init__(self, manifest: Any, *, limit: int) -> None:
+    def __init__(self, manifest: Any, *, limit: int, corpus: BatchSource | None = None) -> None:
+        """corpus: what stage 0 reads; None: letters."""
         self.now = 0.0
         self.wire: deque[Any] = deque()
         stages = range(manifest.stages.count)
@@ -102,7 +105,7 @@ class Pipe:
         self.loops = [
             StageLoop(
                 manifest, stage, self.benches[stage], peer=PeerId("peer0"), incarnation=1,
-                corpus=corpus() if stage == 0 else None, device="cpu", clock=lambda: self.now,
+                corpus=(corpus or letters()) if stage == 0 else None, device="cpu", clock=lambda: self.now,
                 micro_batch_limit=limit if stage == 0 else None, timetable=Timetable(manifest),
             )
             for stage in stages
@@ -183,7 +186,7 @@ def test_a_replaced_state_counts_no_more_and_drops_the_gradient():
     assert origin.progress.micro_batches == 0
 
 
-def replaced_with_two_in_the_gradient() -> tuple[Pipe, torch.Tensor, list[int]]:
+def replaced_with_two_in_the_gradient() -> tuple[Pipe, torch.Tensor, list[float]]:
     """A pipe whose origin's weights were just replaced; by what, and the micro-batches of its steps from here on."""
     pipe = Pipe(manifest_of(2, schedule="carry"), limit=6)
     pipe.run()
@@ -191,7 +194,7 @@ def replaced_with_two_in_the_gradient() -> tuple[Pipe, torch.Tensor, list[int]]:
     assert pipe.benches[0].scheduler.versions.completed == 2
     step = origin.optimizer.step
 
-    def recorded(*, micro_batches: int, share: float):
+    def recorded(*, micro_batches: float, share: float):
         steps.append(micro_batches)
         return step(micro_batches=micro_batches, share=share)
 

@@ -144,7 +144,7 @@ class Exchange:
             if (output := self._bench.awaited(peer, message)) is None:
                 return None, 0
             assert isinstance(output, bytes | bytearray | memoryview), type(output)
-            strength, likeness, about = self._body.strength_for_one(body, output), self._gradients, message.id
+            strength, likeness, about = self._body.strength_for_all(body, output), self._gradients, message.id
         if (reason := likeness.why_not(peer, strength, now, about=about)) is not None:
             return reason, 0
         self._likes.fruitful(peer)

@@ -30,7 +30,7 @@ class Progress:
     """round: the one being trained. micro_batches: completed in it. share: how many are expected of it in the round. tokens:
     since the start of this process.
 
-    train_loss: mean of the last LOSS_WINDOW micro-batches, nan before the first and while none is finite. is_training:
+    train_loss: mean over the targets of the last LOSS_WINDOW micro-batches, nan before the first and while none is finite. is_training:
     False while held, waiting for a certificate, or when the run is complete. busy: share of the time spent computing, as
     tokens_per_s over about the last SPEED_WINDOW_S before measured_s, the end of the newest micro-batch: see `at`.
     measured_over_s: how long that was.
@@ -74,15 +74,18 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class LossSum:
-    """Mean of the losses that are finite: a callee that tells none, for one micro-batch, must not make the mean of all NaN."""
+    """Mean of the losses that are finite: a callee that tells none, for one micro-batch, must not make the mean of all NaN.
+
+    count: targets, as `counted` (model/loss.py) adds them up. total: of their losses."""
 
     total: float = 0.0
-    count: int = 0
+    count: float = 0.0
 
     @classmethod
-    def of(cls, losses: Iterable[float]) -> "LossSum":
-        finite = [loss for loss in losses if math.isfinite(loss)]
-        return cls(sum(finite), len(finite))
+    def of(cls, losses: Iterable[tuple[float, float]]) -> "LossSum":
+        """losses: of each micro-batch its mean, and what it weighs."""
+        finite = [(loss, counted) for loss, counted in losses if math.isfinite(loss)]
+        return cls(sum(loss * counted for loss, counted in finite), sum(counted for _, counted in finite))
 
     def __add__(self, other: "LossSum") -> "LossSum":
         return LossSum(self.total + other.total, self.count + other.count)
@@ -144,7 +147,8 @@ class RoundBook:
         self.in_round, self._in_round_loss = 0, LossSum()
         self._closed_in_round, self._closed_loss = 0, LossSum()
         self._since_snapshot = 0
-        self._losses: deque[float] = deque(maxlen=LOSS_WINDOW)  # finite or not: one that diverges is to be seen
+        # As LossSum takes them, finite or not: one that diverges is to be seen.
+        self._losses: deque[tuple[float, float]] = deque(maxlen=LOSS_WINDOW)
         self._done: deque[tuple[float, float]] = deque([(clock(), 0.0)])  # (when, compute seconds) of the newest
         self._busy_s = 0.0  # sum of all but the first's
         self.completed = 0
@@ -173,13 +177,13 @@ class RoundBook:
     def hold(self, is_held: bool, reason: HoldReason) -> None:
         (self.held_by.add if is_held else self.held_by.discard)(reason)
 
-    def done(self, loss: float, compute_s: float) -> None:
-        """A micro-batch is complete."""
+    def done(self, loss: float, compute_s: float, counted: float = 1.0) -> None:
+        """A micro-batch is complete. loss: in nats a target. counted: the part of its targets that count."""
         self.completed += 1
         self.in_round += 1
-        self._in_round_loss += LossSum.of([loss])
+        self._in_round_loss += LossSum.of([(loss, counted)])
         self._since_snapshot += 1
-        self._losses.append(loss)
+        self._losses.append((loss, counted))
         self._done.append((self._clock(), compute_s))
         self._busy_s += compute_s
 

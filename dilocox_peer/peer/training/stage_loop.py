@@ -97,7 +97,8 @@ class StageLoop:
         self._incarnation = incarnation
         self._corpus = corpus
         self._micro_batch_limit = micro_batch_limit
-        self.passes = Passes(BodyFormat.of(manifest))
+        self._body = BodyFormat.of(manifest)
+        self.passes = Passes(self._body)
         first = build_model(
             manifest.model,
             layers_of(manifest, stage),
@@ -113,7 +114,8 @@ class StageLoop:
             None  # to be added to the current weights, or with _replaces to take their place
         )
         self._replaces = False
-        self._in_gradient = 0  # micro-batches; fewer than the scheduler counts once weights were replaced
+        # What its micro-batches weigh (model/loss.py); they are fewer than the scheduler counts once weights were replaced.
+        self._in_gradient = 0.0
         self._book = RoundBook(manifest, clock, timetable)
         self._held = False
         self._told = (-1, -1, 0)
@@ -151,9 +153,10 @@ class StageLoop:
                 self._bench.packed(work.id, self.passes.take_codec_s())
                 self._bench.forward_done(work.id, body, time.perf_counter() - started)
             case Backward():
+                counted = self.passes.counted(work.id)
                 gradient = self.passes.backward(work.id, _bytes(work.body))
-                self._in_gradient += 1
-                self._book.done(work.loss, time.perf_counter() - started)
+                self._in_gradient += counted
+                self._book.done(work.loss, time.perf_counter() - started, counted)
                 self._bench.packed(work.id, self.passes.take_codec_s())
                 self._bench.backward_done(work.id, gradient, work.loss, time.perf_counter() - started)
             case Turn():
@@ -187,8 +190,8 @@ class StageLoop:
         except FloatingPointError as error:
             self._leave_out(error)
             return None, math.nan
-        self._in_gradient += 1
-        self._book.done(loss, time.perf_counter() - started)
+        self._in_gradient += (counted := self._body.counted(_bytes(work.body)))
+        self._book.done(loss, time.perf_counter() - started, counted)
         return gradient, loss
 
     def _leave_out(self, error: FloatingPointError) -> None:
@@ -196,7 +199,7 @@ class StageLoop:
         if not float(torch.linalg.vector_norm(self.current.flat_N)) < math.inf:
             raise error
         self.current.zero_grad()
-        self._in_gradient = 0
+        self._in_gradient = 0.0
 
     def _step(self) -> None:
         self._make_version()
@@ -209,7 +212,7 @@ class StageLoop:
             self._book.learning_rate = self.optimizer.step(micro_batches=self._in_gradient, share=share)
         except FloatingPointError as error:
             self._leave_out(error)
-        self._in_gradient = 0
+        self._in_gradient = 0.0
 
     def _make_version(self) -> None:
         """The current weights may be changed from here on: moved to the other buffer if forwards are out on them."""
@@ -269,7 +272,7 @@ class StageLoop:
         if self._replaces:
             self.current.flat_N.copy_(pending_N)
             self.current.zero_grad()
-            self._in_gradient = 0
+            self._in_gradient = 0.0
         else:
             self.current.flat_N.add_(pending_N)
         self.pending_N, self._replaces = None, False

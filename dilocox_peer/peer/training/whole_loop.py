@@ -10,6 +10,7 @@ from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import StageModel, build_model
 from dilocox_peer.model.inner import InnerOptimizer
+from dilocox_peer.model.loss import counted
 from dilocox_peer.model.team import Team
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.anchor_state import AnchorState
@@ -57,7 +58,8 @@ class WholeLoop:
         self._team = Team(models)
         self._optimizer = InnerOptimizer(self._team.model, manifest.inner)
         self._book = RoundBook(manifest, clock, timetable)
-        self._since_step = 0
+        # Micro-batches, and what they weigh (model/loss.py).
+        self._since_step, self._in_gradient = 0, 0.0
         self._index = 0  # of the data draw: never used twice by one incarnation
         self._publish()
 
@@ -79,16 +81,21 @@ class WholeLoop:
             batches.append(self._next_batch())
         losses = self._team.train(batches)
         self._since_step += len(losses)
-        for loss in losses:
-            self._book.done(loss, (time.perf_counter() - started) / len(losses))
+        for loss, (_, targets_BT) in zip(losses, batches, strict=True):
+            self._in_gradient += (weight := counted(targets_BT))
+            self._book.done(loss, (time.perf_counter() - started) / len(losses), weight)
         if self._since_step >= self._book.micro_batches_a_step:
-            self._team.gather()
-            share = self._book.learning_rate_share(self._optimizer.steps_done)
-            self._book.learning_rate = self._optimizer.step(micro_batches=self._since_step, share=share)
-            self._team.changed()
-            self._since_step = 0
+            self._step()
         self._publish()
         return True
+
+    def _step(self) -> None:
+        if self._in_gradient:
+            self._team.gather()
+            share = self._book.learning_rate_share(self._optimizer.steps_done)
+            self._book.learning_rate = self._optimizer.step(micro_batches=self._in_gradient, share=share)
+            self._team.changed()
+        self._since_step, self._in_gradient = 0, 0.0
 
     @property
     def _at_once(self) -> int:
@@ -120,7 +127,7 @@ class WholeLoop:
         self._team.model.flat_N.copy_(local_N)
         self._team.changed()
         self._team.zero_grad()
-        self._since_step = 0
+        self._since_step, self._in_gradient = 0, 0.0
         self._book.restart(certified)
         self._publish()
 
