@@ -99,10 +99,10 @@ class RoundTrip:
 
 @dataclass(frozen=True, slots=True)
 class ForwardDone:
-    """The answer to Forward: its output."""
+    """The answer to Forward: its output; None where it is nothing that a callee takes."""
 
     id: MicroBatchId
-    body: Body
+    body: Body | None
     seconds: float
 
 

@@ -405,8 +405,7 @@ class Scheduler:
         return Forward(id_, flight.version, None, flight.round)
 
     def _begin(self, flight: Flight) -> None:
-        flight.version = self.versions.bind()
-        flight.state = State.FORWARDING
+        flight.version, flight.state = self.versions.bind(), State.FORWARDING
         self._busy[flight.id] = flight
         self._runs = flight
         self._desk.mark(flight, "forward_start")
@@ -414,8 +413,7 @@ class Scheduler:
     def _start_backward(self, flight: Flight) -> Work:
         body = flight.body
         assert body is not None
-        flight.body = None
-        flight.state = State.BACKWARDING
+        flight.body, flight.state = None, State.BACKWARDING
         self._runs = flight
         self._desk.mark(flight, "backward_start")
         return Backward(flight.id, flight.version, body, flight.loss)
@@ -437,9 +435,11 @@ class Scheduler:
         if flight.is_unwanted:
             self._give_up(flight)
             return
-        flight.output = done.body
-        flight.state = State.CALLING
-        self._calls.send_granted(flight)
+        flight.output, flight.state = done.body, State.CALLING
+        if done.body is None:
+            self._lose(flight)
+        else:
+            self._calls.send_granted(flight)
 
     def _backward_done(self, done: BackwardDone) -> None:
         flight = self._finish_run(done.id)

@@ -923,6 +923,32 @@ def test_a_forward_cancelled_while_it_runs_is_discarded_when_done() -> None:
     assert bench.machine.is_drained
 
 
+def test_a_forward_of_which_nothing_comes_is_given_back() -> None:
+    """Nobody is sent it, its caller is told, and the callee that it was kept a slot at."""
+    bench = middle()
+    bench.take(1)
+    id_, callee, call = bench.begin()
+    bench.get(callee, SlotGrant(*id_, call))
+    actions = bench.feed(ForwardDone(id_, None, 0.1))
+    sent = [(each.peer, each.message) for each in actions if isinstance(each, HopSend)]
+    assert sorted(sent, key=str) == sorted([(UP, Refuse(*id_, 1, "not finite")), (callee, Cancel(*id_, call))], key=str)
+    assert Release(id_) in actions
+    assert bench.machine.protocol_errors == 0
+    assert bench.machine.is_drained
+    assert bench.machine.slots_in_use == 0
+
+
+def test_an_origin_does_without_a_forward_of_which_nothing_comes() -> None:
+    bench = origin()
+    bench.feed(Rounds(1, 0, 1))
+    id_, callee, call = bench.begin()
+    actions = bench.feed(ForwardDone(id_, None, 0.1))
+    assert HopSend(callee, Cancel(*id_, call)) in actions
+    assert Release(id_) in actions
+    assert bench.machine.in_flight == 0
+    assert bench.call()[0] == MicroBatchId(ME, 1, id_.index + 1), "the round's only one was not of use"
+
+
 def test_what_is_computed_for_a_caller_that_is_gone_is_kept_for_its_return() -> None:
     bench = last()
     bench.take(1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dilocox_peer.data.batches import BatchSource
+from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.stage import build_stage
@@ -21,6 +22,20 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import Refuse, Step
 from tests.cut_runs import corpus as letters
 from tests.cut_runs import manifest_of, one_model
+
+
+class Rare:
+    """A BatchSource: letters, and a z at the beginning of every fifth micro-batch."""
+
+    is_ready = True
+
+    def require_context(self, context: int) -> None:
+        pass
+
+    def train_batch(self, *, index: int, batch: int, context: int, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.randint(97, 105, (batch, context + 1), generator=torch.Generator().manual_seed(index))
+        tokens[0, 0] = 122 if index % 5 == 4 else 97
+        return tokens[:, :-1], tokens[:, 1:]
 
 
 @pytest.fixture(autouse=True)
@@ -96,10 +111,14 @@ class Bench:
 class Pipe:
     """One peer a stage, all in this thread."""
 
-    def __init__(self, manifest: Any, *, limit: int, corpus: BatchSource | None = None) -> None:
-        """corpus: what stage 0 reads; None: letters."""
+    def __init__(
+        self, manifest: Any, *, limit: int, corpus: BatchSource | None = None, half: int | None = None
+    ) -> None:
+        """corpus: what stage 0 reads; None: letters. half: the stage that computes in float16."""
         self.now = 0.0
         self.wire: deque[Any] = deque()
+        self.bodies: list[Any] = []  # of Steps
+        self.refused: list[Refuse] = []
         stages = range(manifest.stages.count)
         self.benches = [Bench(self, stage, manifest) for stage in stages]
         self.loops = [
@@ -107,6 +126,7 @@ class Pipe:
                 manifest, stage, self.benches[stage], peer=PeerId("peer0"), incarnation=1,
                 corpus=(corpus or letters()) if stage == 0 else None, device="cpu", clock=lambda: self.now,
                 micro_batch_limit=limit if stage == 0 else None, timetable=Timetable(manifest),
+                precision="float16" if stage == half else "float32",
             )
             for stage in stages
         ]  # fmt: skip
@@ -121,6 +141,10 @@ class Pipe:
         while True:
             while self.wire:
                 sender, receiver, message, body = self.wire.popleft()
+                if isinstance(message, Step):
+                    self.benches[int(sender[4:])].tell(contract.StepSent(receiver, message))
+                self.bodies += [body] if isinstance(message, Step) else []
+                self.refused += [message] if isinstance(message, Refuse) else []
                 self.benches[int(receiver[4:])].tell(contract.HopReceived(sender, message, body))
             loops = list(self.loops)
             if order is not None:
@@ -286,6 +310,54 @@ def test_a_stage_whose_own_parameters_are_not_finite_ends():
     pipe.benches[0].tell(contract.Rounds(1, 0, 8))
     with pytest.raises(FloatingPointError):
         pipe.run()
+
+
+def stretched(pipe: Pipe, stage: int, tokens: slice) -> None:
+    """Has the first layer of a stage come to some hundred thousand at these tokens, and to usual values at others."""
+    for loop in (pipe.loops[0], pipe.loops[stage]):
+        flat_N = loop.current.flat_N.detach()
+        views = {spec.name: flat_N[a:b].view(spec.shape) for spec, a, b in loop.current.layout.spans()}
+        if loop is pipe.loops[0]:
+            views["model.embed_tokens.weight"][:, 0] = 0.0
+            views["model.embed_tokens.weight"][tokens] = 0.0
+            views["model.embed_tokens.weight"][tokens, 0] = 50.0
+        if loop is pipe.loops[stage]:
+            first = min(name for name in views if "mlp.gate_proj" in name)
+            for name in (first, first.replace("gate", "up")):
+                views[name][0, 0] = 120.0
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_forward_that_float16_cannot_hold_is_not_sent(stage: int):
+    """Its receiver would take it for a broken protocol, and the link would be gone; what else there is is trained on."""
+    made = manifest_of(3, schedule="carry")
+    manifest = made.model_copy(update={"inner": made.inner.model_copy(update={"learning_rate": 1e-6})})
+    body = BodyFormat.of(manifest)
+    pipe = Pipe(manifest, limit=24, corpus=Rare(), half=stage)
+    stretched(pipe, stage, slice(122, 123))
+    pipe.run()
+    assert {body.why_not(each, is_step=True) for each in pipe.bodies} == {None}
+    assert [loop.progress.micro_batches for loop in pipe.loops] == [24, 24, 24]
+    refused = [(each.index, each.reason) for each in pipe.refused]
+    assert refused == ([(index, "not finite") for index in (4, 9, 14, 19, 24)] if stage else [])
+    assert all(len(loop.passes) == 0 for loop in pipe.loops)
+    assert all(bool(loop.current.flat_N.isfinite().all()) for loop in pipe.loops)
+
+
+def test_an_origin_that_can_hold_nothing_in_float16_is_told_what_to_use():
+    pipe = Pipe(manifest_of(2, schedule="carry"), limit=24, half=0)
+    stretched(pipe, 0, slice(0, 256))
+    with pytest.raises(FloatingPointError, match=r"not finite, 16 times in a row.*use --precision bfloat16 or float32"):
+        pipe.run()
+    assert pipe.bodies == []
+
+
+def test_an_origin_whose_own_parameters_are_not_finite_ends_with_its_first_forward():
+    pipe = Pipe(manifest_of(2, schedule="carry"), limit=24)
+    pipe.loops[0].current.flat_N.detach()[:] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"^activations that are not finite$"):
+        pipe.run()
+    assert pipe.bodies == []
 
 
 def test_versions_share_one_gradient_and_the_optimizer_moves_with_them():

@@ -2,6 +2,7 @@
 
 import re
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ from dilocox_peer.data.corpus import Corpus
 from dilocox_peer.data.sources import Document
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import InnerSection, Manifest, ModelSection, RoundsSection
-from dilocox_peer.model.architecture import build_model
+from dilocox_peer.model.architecture import build_model, layout_of
 from dilocox_peer.model.team import Team
 from dilocox_peer.peer.device import chosen_cards, chosen_devices
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.settings import cards, check_device
-from dilocox_peer.peer.training.outer import initial_state
+from dilocox_peer.peer.training.left_out import MOST_IN_A_ROW
+from dilocox_peer.peer.training.outer import first_state, initial_state
 from dilocox_peer.peer.training.whole_loop import WholeLoop
 from dilocox_peer.types import PeerId
 
@@ -38,11 +40,14 @@ def manifest_with(*, accumulate: int = 1, first_accumulate: int = 0) -> Manifest
     )
 
 
-def loop_of(manifest: Manifest, *, devices: tuple[str, ...] = ("cpu",), limit: int | None = None) -> WholeLoop:
+def loop_of(
+    manifest: Manifest, *, devices: tuple[str, ...] = ("cpu",), limit: int | None = None, precision: str = "float32"
+) -> WholeLoop:
     ticks = count()
     loop = WholeLoop(
         manifest, peer=PeerId("p"), incarnation=1, corpus=Corpus([Document("text", TEXT)], name="text", validation=0.1),
         devices=devices, clock=lambda: float(next(ticks)), micro_batch_limit=limit, timetable=Timetable(manifest),
+        precision=precision,
     )  # fmt: skip
     loop.begin(initial_state(manifest))
     return loop
@@ -108,6 +113,64 @@ def test_what_one_device_cannot_compute_is_raised_when_all_are_done():
     second.flat_N.fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="the training loss is nan"):
         team.train([batch, batch])
+
+
+def beyond_float16(manifest: Manifest, *, tokens: slice) -> torch.Tensor:
+    """Parameters with which a forward comes to some hundred thousand at these tokens, and to usual values at the others."""
+    flat_N = initial_state(manifest).anchor_N().clone()
+    views = {spec.name: flat_N[start:stop].view(spec.shape) for spec, start, stop in layout_of(manifest).spans()}
+    embedding = views["model.embed_tokens.weight"]
+    embedding[:, 0] = 0.0
+    embedding[tokens] = 0.0
+    embedding[tokens, 0] = 50.0
+    for name in ("gate", "up"):
+        views[f"model.layers.0.mlp.{name}_proj.weight"][0, 0] = 120.0
+    return flat_N
+
+
+def begun_with(flat_N: torch.Tensor, manifest: Manifest, **more: Any) -> WholeLoop:
+    loop = loop_of(manifest, **more)
+    loop.begin(first_state(layout_of(manifest), flat_N, head=manifest.genesis(0)))
+    return loop
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")])
+def test_a_micro_batch_that_float16_cannot_hold_is_left_out(devices: tuple[str, ...]):
+    """With what was added up for its step: 6 % of these have the odd byte."""
+    manifest = manifest_with(accumulate=2)
+    flat_N = beyond_float16(manifest, tokens=slice(255, 256))
+    loop, left_out = begun_with(flat_N, manifest, devices=devices, precision="float16"), 0
+    for _ in range(80):
+        before = loop.progress.micro_batches
+        assert loop.train_on()
+        if loop.progress.micro_batches == before:
+            left_out += 1
+            assert not loop.vectors()[1].any()
+    assert 2 <= left_out <= 40
+    assert loop.progress.train_loss == pytest.approx(np.log(256), abs=0.3)
+    after_N = loop.vectors()[0]
+    assert bool(after_N.isfinite().all())
+    assert not torch.equal(after_N, flat_N)
+
+
+def test_who_can_hold_nothing_in_float16_is_told_what_to_use():
+    manifest = manifest_with()
+    loop = begun_with(beyond_float16(manifest, tokens=slice(0, 256)), manifest, precision="float16")
+    for _ in range(MOST_IN_A_ROW - 1):
+        assert loop.train_on()
+    with pytest.raises(FloatingPointError, match=r"16 times in a row in --precision float16.*use --precision bfloat16"):
+        loop.train_on()
+    assert loop.progress.micro_batches == 0
+    other = begun_with(beyond_float16(manifest, tokens=slice(0, 256)), manifest, precision="bfloat16")
+    assert other.train_on()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_a_model_that_has_diverged_ends_at_once(precision: str):
+    loop = loop_of(manifest_with(), precision=precision)
+    loop.replace(torch.full((len(weights(loop)),), torch.nan), certified=1)
+    with pytest.raises(FloatingPointError, match=r"^the training loss is nan$"):
+        loop.train_on()
 
 
 def test_gpus_are_devices_by_number():

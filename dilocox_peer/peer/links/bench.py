@@ -149,7 +149,7 @@ class Bench:
             with self._lock:
                 self._packed_s[micro_batch] = self._packed_s.get(micro_batch, 0.0) + seconds
 
-    def forward_done(self, micro_batch: MicroBatchId, body: bytes, seconds: float) -> None:
+    def forward_done(self, micro_batch: MicroBatchId, body: bytes | None, seconds: float) -> None:
         self.tell(contract.ForwardDone(micro_batch, body, seconds), nudge=False)
 
     def backward_done(self, micro_batch: MicroBatchId, body: bytes | None, loss: float, seconds: float) -> None:

@@ -8,7 +8,8 @@ A shift from the outer loop may come while both buffers are in use: it waits (`_
 it can be published. What is snapshot at a round's close includes it.
 
 What is not finite is the fault of what neighbours sent, as long as our parameters are finite: it is left out, with what has been added up for
-the step since the last one, and the peer goes on. A body that half precision cannot hold must not end it.
+the step since the last one, and the peer goes on. A body that half precision cannot hold must not end it. A forward whose output no neighbour would
+take is given up before it goes out; an origin has nobody but itself to blame for many in a row (left_out.py).
 """
 
 import math
@@ -28,6 +29,7 @@ from dilocox_peer.model.passes import Passes
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
+from dilocox_peer.peer.training.left_out import LeftOutInARow
 from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import MicroBatchId
@@ -48,7 +50,8 @@ class WorkBench(Protocol):
     def packed(self, micro_batch: MicroBatchId, seconds: float) -> None:
         """Seconds of packing and unpacking in the work that is about to be reported as done."""
 
-    def forward_done(self, micro_batch: MicroBatchId, body: bytes, seconds: float) -> None: ...
+    def forward_done(self, micro_batch: MicroBatchId, body: bytes | None, seconds: float) -> None:
+        """body: None where it is nothing that a neighbour takes."""
 
     def backward_done(self, micro_batch: MicroBatchId, body: bytes | None, loss: float, seconds: float) -> None:
         """body: None of an origin, and where nothing finite came of it."""
@@ -117,6 +120,7 @@ class StageLoop:
         # What its micro-batches weigh (model/loss.py); they are fewer than the scheduler counts once weights were replaced.
         self._in_gradient = 0.0
         self._book = RoundBook(manifest, clock, timetable)
+        self._left_out = LeftOutInARow(precision)
         self._held = False
         self._told = (-1, -1, 0)
         self._publish()
@@ -149,7 +153,7 @@ class StageLoop:
             case None:
                 return False
             case Forward():
-                body = self._forward(work)
+                body = self._checked(work, self._forward(work))
                 self._bench.packed(work.id, self.passes.take_codec_s())
                 self._bench.forward_done(work.id, body, time.perf_counter() - started)
             case Backward():
@@ -183,6 +187,19 @@ class StageLoop:
         )  # fmt: skip
         return self.passes.begin(work.id, self.current, inputs_BT, targets_BT)
 
+    def _checked(self, work: Forward, output: bytes) -> bytes | None:
+        """The output; None where the next stage would take it for a broken protocol. Raises FloatingPointError if our own parameters are not finite, or
+        nothing came of too many in a row that we drew ourselves."""
+        reason = self._body.why_not(output, is_step=True)
+        if reason is not None:
+            self._require_finite(FloatingPointError(reason))
+            if work.body is None:
+                self._left_out.one(reason)
+            return None
+        if work.body is None:
+            self._left_out.of_use()
+        return output
+
     def _turn(self, work: Turn, started: float) -> tuple[bytes | None, float]:
         """Gradient and loss; None and NaN where nothing finite came of it."""
         try:
@@ -196,10 +213,14 @@ class StageLoop:
 
     def _leave_out(self, error: FloatingPointError) -> None:
         """The gradient is spoiled. Raises the error if our own parameters are."""
-        if not float(torch.linalg.vector_norm(self.current.flat_N)) < math.inf:
-            raise error
+        self._require_finite(error)
         self.current.zero_grad()
         self._in_gradient = 0.0
+
+    def _require_finite(self, error: FloatingPointError) -> None:
+        """Raises the error if our own parameters are not."""
+        if not float(torch.linalg.vector_norm(self.current.flat_N)) < math.inf:
+            raise error
 
     def _step(self) -> None:
         self._make_version()

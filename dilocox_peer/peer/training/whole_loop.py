@@ -1,9 +1,15 @@
-"""The training loop of a run with one stage: this peer holds the whole model and needs nobody for an inner step."""
+"""The training loop of a run with one stage: this peer holds the whole model and needs nobody for an inner step.
 
+What float16 cannot hold, in a forward or a gradient, is left out with what has been added up for the step since the last one (left_out.py). In other
+precisions a loss that is not finite is the end of it: the model has diverged.
+"""
+
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from dilocox_peer.data.batches import BatchSource
@@ -15,6 +21,7 @@ from dilocox_peer.model.team import Team
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
+from dilocox_peer.peer.training.left_out import LeftOutInARow
 from dilocox_peer.types import PeerId
 
 if TYPE_CHECKING:
@@ -60,6 +67,7 @@ class WholeLoop:
         self._book = RoundBook(manifest, clock, timetable)
         # Micro-batches, and what they weigh (model/loss.py).
         self._since_step, self._in_gradient = 0, 0.0
+        self._left_out = LeftOutInARow(precision)
         self._index = 0  # of the data draw: never used twice by one incarnation
         self._publish()
 
@@ -79,7 +87,11 @@ class WholeLoop:
         batches = [self._next_batch()]
         while len(batches) < self._at_once and self._corpus.is_ready:
             batches.append(self._next_batch())
-        losses = self._team.train(batches)
+        try:
+            losses = self._team.train(batches)
+        except FloatingPointError as error:
+            self._leave_out(error)
+            losses, batches = [], []
         self._since_step += len(losses)
         for loss, (_, targets_BT) in zip(losses, batches, strict=True):
             self._in_gradient += (weight := counted(targets_BT))
@@ -92,9 +104,24 @@ class WholeLoop:
     def _step(self) -> None:
         if self._in_gradient:
             self._team.gather()
-            share = self._book.learning_rate_share(self._optimizer.steps_done)
-            self._book.learning_rate = self._optimizer.step(micro_batches=self._in_gradient, share=share)
+            done = self._optimizer.steps_done
+            share = self._book.learning_rate_share(done)
+            try:
+                self._book.learning_rate = self._optimizer.step(micro_batches=self._in_gradient, share=share)
+            except FloatingPointError as error:
+                self._leave_out(error)
+            if self._optimizer.steps_done > done:
+                self._left_out.of_use()
             self._team.changed()
+        self._since_step, self._in_gradient = 0, 0.0
+
+    def _leave_out(self, error: FloatingPointError) -> None:
+        """The gradient is spoiled. Raises the error if that is not float16's doing, or came too often in a row."""
+        model = self._team.model
+        if model.scale is None or not float(torch.linalg.vector_norm(model.flat_N)) < math.inf:
+            raise error
+        self._left_out.one(str(error))
+        self._team.zero_grad()
         self._since_step, self._in_gradient = 0, 0.0
 
     @property
