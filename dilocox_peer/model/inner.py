@@ -18,6 +18,8 @@ from dilocox_peer.model.adamw import FusedAdamW, HalvedAdamW
 from dilocox_peer.model.architecture import StageModel
 from dilocox_peer.model.muon import Muon
 
+NORM_PIECE = 2**18
+
 RAMP_STEPS = 20
 """Steps over which a peer without optimizer moments raises its learning rate: AdamW's first steps are as large as its
 later ones, in directions that one gradient chose."""
@@ -62,6 +64,17 @@ def micro_batches_a_step(position: float, section: InnerSection) -> int:
     if position >= section.batch_ramp:
         return last
     return first + int((last - first) * max(position, 0.0) / section.batch_ramp)
+
+
+def norm_of(flat_N: Tensor) -> float:
+    """The Euclidean norm of a stage's vector, float32, to some 1e-6; NaN or infinite where an element is. No two peers need the same bits of it.
+
+    A sum in float32 of hundreds of millions of squares stands still on a CPU: torch's norm of 134 million elements was 1.4 % too small, of 268 million 3.7 %.
+    """
+    whole = len(flat_N) // NORM_PIECE * NORM_PIECE
+    norms = torch.linalg.vector_norm(flat_N[:whole].view(-1, NORM_PIECE), dim=1)
+    rest = torch.linalg.vector_norm(flat_N[whole:], dim=0, keepdim=True)
+    return math.hypot(*torch.cat([norms, rest]).tolist())
 
 
 def ramp(steps_done: int) -> float:
@@ -131,7 +144,7 @@ class InnerOptimizer:
         """
         grad_N, scale = self._model.flat_grad_N, self._model.scale
         times = micro_batches * (1.0 if scale is None else scale.factor)
-        norm = float(torch.linalg.vector_norm(grad_N)) / times
+        norm = norm_of(grad_N) / times
         if not norm < float("inf"):
             if scale is not None and scale.factor > 1:
                 scale.overflowed()
