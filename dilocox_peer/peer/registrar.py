@@ -372,6 +372,9 @@ class _Desk:
         while True:
             try:
                 await self._work()
+            except ConfigError as error:  # its log is another version's, and stays so: told once
+                self._listener(Failed(f"notary of stage {self.stage}", f"it signs nothing: {error}"))
+                return
             except Exception as error:  # a task boundary: the directory and the other stages go on
                 reason = f"{type(error).__name__}: {error}"
                 self._listener(Failed(f"notary of stage {self.stage}", f"{reason}; started anew in {RESTART_S:.0f} s"))
@@ -395,8 +398,8 @@ class _Desk:
             await asyncio.shield(loop.run_in_executor(self._writer, journal.close))
 
     def _make(self, journal: Journal) -> Notary:
-        if journal.loaded.reason:
-            self._listener(Failed(f"notary of stage {self.stage}", f"its log was damaged: {journal.loaded.reason}"))
+        if why := journal.damage or journal.loaded.reason:
+            self._listener(Failed(f"notary of stage {self.stage}", f"its log: {why}"))
         return Notary(
             self._terms,
             sign=self._key.sign,

@@ -31,13 +31,19 @@ def why_not_version(what: str, theirs: int, ours: int) -> str | None:
 def why_not_list(what: str, raw: bytes | bytearray | memoryview, ours: int, name: bytes = b"") -> str | None:
     """The same of a list that begins with its version, or with its encoded name and then its version; None too of
     what is no such list."""
+    theirs = version_of_list(raw, name)
+    return None if theirs is None else why_not_version(what, theirs, ours)
+
+
+def version_of_list(raw: bytes | bytearray | memoryview, name: bytes = b"") -> int | None:
+    """What such a list says of its version; None of what is none."""
     if not raw or (raw[0] & 0xF0 != 0x90 and raw[0] != 0xDC):
         return None
     first = 3 if raw[0] == 0xDC else 1  # of more than 15 items: their number in two bytes
     at = first + len(name)
     if len(raw) <= at or bytes(raw[first:at]) != name or raw[at] > 0x7F:
         return None
-    return why_not_version(what, raw[at], ours)
+    return raw[at]
 
 
 def with_version(version: int, encoded: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """The owner's notaries on real networks: they find the peers, sign, publish, and one that fails takes nobody with it."""
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.registrar import Registrar
 from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.contract import OwnerSpoke
+from dilocox_peer.peer.rounds.durable import Durable, Votes, encode_record
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.notary import Notary
 from dilocox_peer.types import PeerId
@@ -216,6 +218,21 @@ async def test_one_that_fails_is_told_and_begins_anew_and_the_others_go_on(
     assert sum(f"notary of stage {FIRST}" in line for line in told) == 2
     assert not any(f"notary of stage {LAST}" in line for line in told)
     assert await scene.bootstrap.directory.peers(FIRST) != []
+
+
+async def test_one_whose_log_another_version_wrote_says_so_once_and_leaves_it_as_it_is(scene: Scene) -> None:
+    raw = bytearray(encode_record(Durable(0, (), Votes(genesis_of(MANIFEST, FIRST).head))))
+    raw[9] += 1
+    raw[4:8] = zlib.crc32(raw[8:]).to_bytes(4, "big")
+    path = scene.bootstrap.folder / f"stage-{FIRST}.log"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(raw)
+    scene.bootstrap.start()
+    player = await scene.join("a", LAST)
+    await until(lambda: player.chain.height == 1)
+    told = [event.line() for event in scene.bootstrap.told(Failed)]
+    assert ["it signs nothing" in line and "a newer dilocox-peer" in line for line in told] == [True]
+    assert path.read_bytes() == raw
 
 
 async def test_one_that_began_anew_tells_newcomers_what_the_owner_wants(

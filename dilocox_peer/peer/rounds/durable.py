@@ -2,10 +2,11 @@
 
 What the shell does (nothing else is needed):
 - `Persist(durable)`: append `encode_record(durable)` to `rounds.log`, fsync, only then go on with the action list.
-- At start: `loaded = load_log(raw, genesis)`; hand `loaded.durable` to RoundMachine. Before that, if `loaded.reason`
-  is not empty: write `encode_record(loaded.durable)` (nothing for None) to a new file, fsync, rename it over the old
-  one, fsync the folder. Cutting the file instead is enough for a torn last
-  record and not for damage: the votes that stand in for the lost ones must be durable before the damage is gone.
+- At start: refuse a log of `another_version`, untouched. Else `loaded = load_log(raw, genesis)`; hand `loaded.durable` to RoundMachine.
+  Before that, if `loaded.reason` is not empty: write `encode_record(loaded.durable)` (nothing for None) to a new file, fsync, rename it
+  over the old one, fsync the folder. Cutting the file instead is enough for a torn last
+  record and not for damage: the votes that stand in for the lost ones must be durable before the damage is gone. What `is_damaged`
+  is kept beside first: it may be the only copy, and more may be made of it than is read here.
 - When the file has grown: older certificates go into blocks beside it (past.py), flushed; then the file is replaced by one that begins
   with `encode_base`, which names them, and one record of the rest. Killed before the rename the old file counts, and what was
   appended to the blocks is nobody's.
@@ -29,7 +30,7 @@ from dilocox_peer.wire.checkpoints import Checkpoint
 from dilocox_peer.wire.declared import encode
 from dilocox_peer.wire.journal import LOG_BASE, LOG_RECORD, MAX_LEFT, LogBase, LogRecord
 from dilocox_peer.wire.rounds import Accepted
-from dilocox_peer.wire.versions import LOG, PAGED
+from dilocox_peer.wire.versions import LOG, PAGED, version_of_list
 
 LOST_VOTES_VIEWS = 1024  # views skipped when votes may be lost: whatever was signed before is below
 _HEADER = struct.Struct(">II")
@@ -77,11 +78,13 @@ class Durable:
 
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
-    """What a log says. durable: None for an empty log. reason: of what was dropped, "" if nothing was."""
+    """What a log says. durable: None for an empty log. reason: of what was dropped, "" if nothing was. is_damaged: it was more than a
+    last record that a crash cut short."""
 
     durable: Durable | None
     valid_bytes: int
     reason: str
+    is_damaged: bool = False
 
 
 def encode_record(durable: Durable) -> bytes:
@@ -113,6 +116,31 @@ def base_of(raw: bytes) -> LogBase | None:
         return None
 
 
+def another_version(raw: bytes) -> tuple[int, int] | None:
+    """(that of a whole record of a log which this program does not read, the one that it reads); None: there is none such."""
+    start = 0
+    while start < len(raw):
+        payload, start = _payload_at(raw, start)
+        if payload is None:
+            return None
+        ours = PAGED if payload[:1] == _BASE_STARTS[:1] else LOG
+        if (theirs := version_of_list(payload)) is not None and theirs != ours:
+            return theirs, ours
+    return None
+
+
+def rest_of(raw: bytes) -> tuple[int, int, Digest] | None:
+    """Of a log whose first record cannot be read (where its next whole record starts, how many certificates are below that, the head of the last of
+    them); None if there is none. The record names its parent by its hash: certificates that lead there are those that were lost."""
+    if (start := _record_after(raw, 0)) is None or (payload := _payload_at(raw, start)[0]) is None:
+        return None
+    try:
+        record = _decode_payload(payload)
+    except ValueError:
+        return None
+    return start, record.keep, record.appended[0].parent if record.appended else record.votes.head
+
+
 def load_log(raw: bytes, genesis: Digest, below: Chain | None = None) -> LoadedLog:
     """The chain and votes that the records in raw add up to. genesis: the head below the first certificate. below: the certificates
     that base_of(raw) says are in blocks, as far as they are there: `keep` of the durable says how many of them the records leave."""
@@ -135,7 +163,7 @@ def load_log(raw: bytes, genesis: Digest, below: Chain | None = None) -> LoadedL
     while start < len(raw) and not damaged:
         payload, stop = _payload_at(raw, start)
         if payload is None:
-            damaged = stop < len(raw) or _is_record_after(raw, start)
+            damaged = stop < len(raw) or _is_record_after(raw, start) or (not start and _is_no_first(raw, stop))
             reason = f"record at byte {start} is torn or damaged"
             break
         try:
@@ -155,34 +183,47 @@ def load_log(raw: bytes, genesis: Digest, below: Chain | None = None) -> LoadedL
         votes, start = record.votes, stop
         checkpoint = record.checkpoint or checkpoint
         left = newest_left(left, record.left)
+    if votes is None and base is not None:
+        reason, damaged = reason or "nothing stands behind its beginning", True
     if votes is None and not damaged:
         return LoadedLog(None, start, reason)
     head = head_at(kept + len(chain))
     if damaged or votes is None or votes.head != head:
         view = chain[-1].view if chain else below.place_at(kept).view if below is not None else 0
         votes = sealed_votes(head, view)
-    return LoadedLog(Durable(kept, tuple(chain), votes, checkpoint, left), start, reason)
+    return LoadedLog(Durable(kept, tuple(chain), votes, checkpoint, left), start, reason, damaged)
 
 
 def _payload_at(raw: bytes, start: int) -> tuple[bytes | None, int]:
-    """The payload of the record at start (None if torn or damaged) and where the next one starts."""
+    """The payload of the record at start (None if torn or damaged) and where the next one starts, or would."""
     if start + _HEADER.size > len(raw):
-        return None, len(raw)
+        return None, start + _HEADER.size
     length, checksum = _HEADER.unpack_from(raw, start)
     stop = start + _HEADER.size + length
     payload = raw[start + _HEADER.size : stop]
     if stop > len(raw) or zlib.crc32(payload) != checksum:
-        return None, min(stop, len(raw))
+        return None, stop
     return payload, stop
 
 
+def _is_no_first(raw: bytes, stop: int) -> bool:
+    """Whether a first record that cannot be read, of which the next would start at stop, is none that a crash cut short: it has its length, and
+    may be all that is known of a run, or it is a beginning that names blocks, which is written at once with a record behind it."""
+    return stop <= len(raw) or raw.startswith(_BASE_STARTS, _HEADER.size)
+
+
 def _is_record_after(raw: bytes, start: int) -> bool:
-    """Whether a whole record lies beyond the one at start, whose length is not to be believed: then it is not a torn last one."""
+    """Whether there is one: then that at start is not a torn last one."""
+    return _record_after(raw, start) is not None
+
+
+def _record_after(raw: bytes, start: int) -> int | None:
+    """Where the next whole record starts beyond the one at start, whose length is not to be believed."""
     payload_at = start + _HEADER.size
     while (payload_at := raw.find(_PAYLOAD_STARTS, payload_at + 1)) >= 0:
         if _payload_at(raw, payload_at - _HEADER.size)[0] is not None:
-            return True
-    return False
+            return payload_at - _HEADER.size
+    return None
 
 
 def _decode_payload(payload: bytes) -> Durable:

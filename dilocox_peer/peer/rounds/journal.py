@@ -5,24 +5,29 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import fsync_folder, replace_file, sweep_parts
 from dilocox_peer.peer.rounds.chain import Chain, Place
 from dilocox_peer.peer.rounds.durable import (
     Durable,
     LoadedLog,
     Votes,
+    another_version,
     base_of,
     encode_base,
     encode_record,
     load_log,
     newest_left,
+    rest_of,
+    sealed_votes,
 )
 from dilocox_peer.peer.rounds.past import Block, BlocksInMemory, BlockStore, Certificates, Past, blocks_in, write_blocks
+from dilocox_peer.peer.rounds.set_aside import kept_of, set_aside
 from dilocox_peer.types import Digest
 from dilocox_peer.wire.chain import Certificate
 
@@ -30,6 +35,7 @@ COMPACT_BYTES = 4 * 1024 * 1024  # by which the log has grown
 KEPT = 640  # newest certificates that stay in the log, and in memory: more than are replayed (replay.py)
 CLOSE_S = 5.0  # for a write that is under way
 PAST = ".past"  # of the file of blocks beside the log
+_COPIED_BYTES = 4 << 20  # at a time
 
 
 class BlockFile:
@@ -91,42 +97,79 @@ class BlockFile:
 class Journal:
     """The append-only log of one stage's rounds. Blocking: call it from a worker thread. One process owns the folder.
 
-    chain: what the log had when it was opened, its older certificates on the disk. store: for those of whoever goes on with it."""
+    chain: what the log had when it was opened, its older certificates on the disk. store: for those of whoever goes on with it. damage: what
+    was found then, and what became of it, for people; "": none."""
+
+    loaded: LoadedLog
+    chain: Chain
+    _past: Past
+    _newest: list[Certificate]
 
     def __init__(self, path: Path, genesis: Place) -> None:
-        """Opens or makes the files; a torn, damaged or grown log is rewritten. Raises OSError."""
+        """Opens or makes the files; a torn, damaged or grown log is rewritten, and what was damaged is kept beside (set_aside.py). Raises
+        OSError; ConfigError for a log of another version, and nothing is touched."""
+        raw = _read(path)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         sweep_parts(path.parent)
         self._path = path
+        self.damage = ""
         self._writing, self._is_closed = threading.Lock(), False
         self.store = BlockFile.at(path.with_suffix(PAST))
         try:
-            self._begin(genesis)
+            self._begin(genesis, raw)
         except BaseException:
             self.store.close()
             raise
 
-    def _begin(self, genesis: Place) -> None:
+    def _begin(self, genesis: Place, raw: bytes) -> None:
         path = self._path
-        raw = path.read_bytes() if path.exists() else b""
-        self.loaded, self.chain = _load(raw, genesis, self.store)
-        self.store.cut(base.past_bytes if (base := base_of(raw)) is not None else 0)
-        durable = self.loaded.durable
-        self._past = Past(self.store, self.chain.blocks)
-        self._newest: list[Certificate] = list(self.chain.certificates[self._past.count :])
-        self._votes = durable.votes if durable is not None else Votes(genesis.head)
-        self._checkpoint = durable.checkpoint if durable is not None else None
-        self._left = durable.left if durable is not None else ()
-        if self.loaded.reason:
-            # Rewritten, not cut: after damage in the middle the loaded votes are sealed, and a second restart that found
-            # a merely shorter file would not know it.
-            replace_file(path, self._parts() if durable is not None else [], mode=0o600)  # else it begins anew
+        found = self._take_up(_load(raw, genesis, self.store))
+        if self.loaded.is_damaged:
+            # Rewritten, not cut: the loaded votes are sealed, and a second restart that found a merely shorter file would not know it.
+            reason, kept = self.loaded.reason, self._keep_damaged(found)
+            found = self._take_up(_load(path.read_bytes(), genesis, self.store))
+            self.loaded = replace(self.loaded, reason=reason, is_damaged=True)
+            names, height = " and ".join(each.name for each in kept), self.chain.height
+            self.damage = f"{path} was damaged ({reason}): {height} certificates could be read; what was there is kept beside it as {names}"
+        self.store.cut(found.past_bytes)
+        if self.loaded.reason and not self.loaded.is_damaged:
+            begun = self.loaded.durable is not None  # else it begins anew
+            replace_file(path, self._parts() if begun else [], mode=0o600)
         self._open()
         self._compact_at = max(self._size_bytes, COMPACT_BYTES) if self._past.count else COMPACT_BYTES
         self.chain.seal(self._compact_if_grown())
-        if durable is not None:
+        if (durable := self.loaded.durable) is not None:
             self.loaded = replace(self.loaded, durable=replace(durable, appended=self.chain.as_it_is()))
         fsync_folder(path.parent)
+
+    def _take_up(self, found: "_Found") -> "_Found":
+        self.loaded, self.chain = found.loaded, found.chain
+        durable = found.loaded.durable
+        self._past = Past(self.store, self.chain.blocks)
+        self._newest = list(self.chain.certificates[self._past.count :])
+        self._votes = durable.votes if durable is not None else Votes(self.chain.place.head)
+        self._checkpoint = durable.checkpoint if durable is not None else None
+        self._left = durable.left if durable is not None else ()
+        return found
+
+    def _keep_damaged(self, found: "_Found") -> list[Path]:
+        """As what the damaged files are kept; those in their place are whole. Each is replaced at once, and only when what was there is kept:
+        killed in between, the next start finds the damage again. Raises OSError."""
+        past = self._path.with_suffix(PAST)
+        parts = self._parts(found.whole_bytes)
+        kept = [set_aside(self._path)]
+        if found.whole_bytes < min(found.past_bytes, self.store.size_bytes):
+            kept.append(set_aside(past))
+            replace_file(past, _pieces(self.store, found.whole_bytes), mode=0o600)
+            self.store.close()
+            self.store = BlockFile.at(past)
+        replace_file(self._path, parts, mode=0o600)
+        return kept
+
+    @property
+    def kept_aside(self) -> Sequence[Path]:
+        """What was damaged at this start or an earlier one, and is kept."""
+        return (*kept_of(self._path), *kept_of(self._path.with_suffix(PAST)))
 
     def write(self, durable: Durable) -> Sequence[Block]:
         """Appends one record; it is durable when this returns. Gives back the blocks that all older certificates are in, if more have
@@ -228,11 +271,12 @@ class Journal:
         self._checkpoint = durable.checkpoint or self._checkpoint
         self._left = newest_left(self._left, durable.left)
 
-    def _parts(self) -> list[bytes]:
-        """The log as it would be written anew."""
+    def _parts(self, past_bytes: int | None = None) -> list[bytes]:
+        """The log as it would be written anew. past_bytes: in which its blocks are, None: all that the store has."""
         count = self._past.count
         rest = Durable(count, self._newest, self._votes, self._checkpoint, self._left)
-        base = [encode_base(count, self.store.size_bytes, self._past.blocks[-1].last)] if count else []
+        past_bytes = self.store.size_bytes if past_bytes is None else past_bytes
+        base = [encode_base(count, past_bytes, self._past.blocks[-1].last)] if count else []
         return [*base, encode_record(rest)]
 
     def _compact_if_grown(self) -> Sequence[Block]:
@@ -263,14 +307,39 @@ class Journal:
 
 
 def read_log(path: Path, genesis: Place) -> LoadedLog:
-    """What a log says, with all its certificates; nothing is written. Raises OSError."""
+    """What a log says, with all its certificates; nothing is written. Raises OSError; ConfigError for one of another version."""
     raw = path.read_bytes()
-    if (past := path.with_suffix(PAST)).exists() and base_of(raw) is not None:
-        store = _ReadOnly(past)
-        loaded, chain = _load(raw, genesis, store)
-        durable = loaded.durable
-        return replace(loaded, durable=replace(durable, appended=chain.as_it_is())) if durable is not None else loaded
-    return load_log(raw, genesis.head)
+    _check_version(raw, path)
+    store = _ReadOnly(path.with_suffix(PAST))
+    if not store.size_bytes:
+        return load_log(raw, genesis.head)
+    found = _load(raw, genesis, store)
+    if (durable := found.loaded.durable) is None:
+        return found.loaded
+    return replace(found.loaded, durable=replace(durable, appended=found.chain.as_it_is()))
+
+
+def _read(path: Path) -> bytes:
+    """b"" where there is no log. Raises OSError, ConfigError."""
+    raw = path.read_bytes() if path.exists() else b""
+    _check_version(raw, path)
+    return raw
+
+
+def _check_version(raw: bytes, path: Path) -> None:
+    """Raises ConfigError: what a program cannot read it does not write over."""
+    if (versions := another_version(raw)) is None:
+        return
+    theirs, ours = versions
+    wrote, remedy = "a newer", "update this one"
+    if theirs < ours:
+        wrote, remedy = (
+            "an older",
+            f"go on with that one, or move {path.parent} away to begin with what other peers have",
+        )
+    raise ConfigError(
+        f"{path} was written by {wrote} dilocox-peer (version {theirs}, this one reads {ours}): {remedy}; nothing was changed"
+    )
 
 
 class _ReadOnly:
@@ -281,7 +350,7 @@ class _ReadOnly:
 
     @property
     def size_bytes(self) -> int:
-        return self._path.stat().st_size
+        return self._path.stat().st_size if self._path.exists() else 0
 
     def cut(self, size_bytes: int) -> None:
         raise AssertionError(f"a file that is only read, to be cut to {size_bytes} bytes")
@@ -297,24 +366,75 @@ class _ReadOnly:
         return BlocksInMemory()
 
 
-def _load(raw: bytes, genesis: Place, store: BlockStore) -> tuple[LoadedLog, Chain]:
-    """What a log says, and the chain. Raises OSError."""
-    base, chain = base_of(raw), Chain(genesis, store=store)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What files say. past_bytes: of the blocks, those that count; the rest is nobody's. whole_bytes: up to where they could be read."""
+
+    loaded: LoadedLog
+    chain: Chain
+    past_bytes: int
+    whole_bytes: int
+
+
+def _load(raw: bytes, genesis: Place, store: BlockStore) -> _Found:
+    """Raises OSError."""
+    base, chain, whole_bytes = base_of(raw), Chain(genesis, store=store), 0
     if base is not None:
         with suppress(ValueError):  # damaged: what is before it counts, and the log says that more is missing
             for block, certificates in blocks_in(store, base.past_bytes):
                 _grow(chain, block, certificates)
+                whole_bytes = block.at + block.size_bytes
             if (
                 base.count < chain.height
             ):  # blocks of a branch that was left, and nothing written since took their place
                 chain.truncate(base.count)
     loaded = load_log(raw, genesis.head, chain if base is not None else None)
+    # Of blocks it says nothing, also not that there are none.
+    if loaded.is_damaged and base is None and not loaded.valid_bytes:
+        if (mended := _with_beginning(raw, genesis, store)) is not None:
+            return _sealed(_load(mended, genesis, store), "its beginning was damaged, and is known from what follows")
+        return _Found(loaded, chain, store.size_bytes, 0)
+    past_bytes = base.past_bytes if base is not None else 0
     if (durable := loaded.durable) is None:
-        return loaded, chain
+        return _Found(loaded, chain, past_bytes, whole_bytes)
     chain.truncate(durable.keep)
     for certificate in durable.appended:
         chain.append(certificate)
-    return replace(loaded, durable=replace(durable, keep=0, appended=())), chain
+    loaded = replace(loaded, durable=replace(durable, keep=0, appended=()))
+    return _Found(loaded, chain, past_bytes, whole_bytes)
+
+
+def _with_beginning(raw: bytes, genesis: Place, store: BlockStore) -> bytes | None:
+    """A log whose beginning cannot be read, with another that names the blocks which lead to the rest of it; None if none do."""
+    if (rest := rest_of(raw)) is None:
+        return None
+    start, count, head = rest
+    chain = Chain(genesis, store=store)
+    with suppress(ValueError):
+        for block, certificates in blocks_in(store, store.size_bytes):
+            _grow(chain, block, certificates)
+            if count and chain.height_of(head) == count:
+                return encode_base(count, block.at + block.size_bytes, head) + raw[start:]
+    return None
+
+
+def _sealed(found: _Found, reason: str) -> _Found:
+    """As after any damage: what was lost with it may have been a vote."""
+    durable, place = found.loaded.durable, found.chain.place
+    assert durable is not None, "a log with a record behind its beginning"
+    loaded = replace(
+        found.loaded,
+        durable=replace(durable, votes=sealed_votes(place.head, place.view)),
+        reason=reason,
+        is_damaged=True,
+    )
+    return replace(found, loaded=loaded)
+
+
+def _pieces(store: BlockFile, size_bytes: int) -> Iterator[bytes]:
+    """Its first so many bytes. Raises OSError."""
+    for at in range(0, size_bytes, _COPIED_BYTES):
+        yield store.read(at, min(_COPIED_BYTES, size_bytes - at))
 
 
 def _grow(chain: Chain, block: Block, certificates: Sequence[Certificate]) -> None:

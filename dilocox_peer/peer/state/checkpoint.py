@@ -13,7 +13,7 @@ import json
 import mmap
 import re
 import struct
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,17 +36,24 @@ _MAX_HEADER_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LoadedState:
-    """state: None if no file verified. damaged: one line for each newer file that did not."""
+    """state: None if no file verified. damaged: one line for each newer file that did not. elsewhere: newer files at other heads."""
 
     state: AnchorState | None
     damaged: tuple[str, ...]
+    elsewhere: tuple[Path, ...] = ()
 
 
 def write_checkpoint(
-    folder: Path, run_id: RunId, state: AnchorState, *, keep: int = KEEP, durable: bool = True
+    folder: Path,
+    run_id: RunId,
+    state: AnchorState,
+    *,
+    keep: int = KEEP,
+    durable: bool = True,
+    unexplained: Collection[Path] = (),
 ) -> Path:
     """Path of the durable file of state; of the others all beyond `keep` are removed. durable: False where it need not outlive a power
-    cut. Creates folder. Raises OSError.
+    cut. unexplained: as of `prune`. Creates folder. Raises OSError.
 
     Files of later rounds go first: they are of a branch that was given up for state's, which may have fewer rounds.
     """
@@ -55,16 +62,22 @@ def write_checkpoint(
     path = _path(folder, state.round)
     sweep_parts(folder)  # of a process that was killed in mid-write
     replace_file(path, [_LENGTH.pack(len(header)), header, *state.parts()], durable=durable)
-    prune(path, keep=keep)
+    prune(path, keep=keep, unexplained=unexplained)
     return path
 
 
-def prune(path: Path, *, keep: int = KEEP, spare: Path | None = None) -> None:
-    """Removes the checkpoints beside path beyond keep; path and spare are among those that stay. Raises OSError."""
-    stored = stored_checkpoints(path.parent)
+def prune(path: Path, *, keep: int = KEEP, spare: Path | None = None, unexplained: Collection[Path] = ()) -> None:
+    """Removes the checkpoints beside path beyond keep; path and spare are among those that stay. unexplained: files that no branch which
+    was given up accounts for: they stay beside those as long as they are of later rounds than path. Raises OSError."""
+    stored = [each for each in stored_checkpoints(path.parent) if each not in later_of(unexplained, path)]
     newest = sorted(stored, key=lambda each: (each not in (path, spare), each.name > path.name))
     for old in newest[keep:]:
         old.unlink(missing_ok=True)
+
+
+def later_of(unexplained: Collection[Path], path: Path) -> list[Path]:
+    """Those of them that are of later rounds than path."""
+    return [each for each in unexplained if each.name > path.name]
 
 
 def path_of(folder: Path, state: AnchorState) -> Path | None:
@@ -120,14 +133,16 @@ def load_newest(folder: Path, run_id: RunId, layout: Layout, *, among: Container
     """The newest state in folder that verifies for this run, and what was wrong with newer files. among: the heads that it
     may be at, None: any."""
     damaged: list[str] = []
+    elsewhere: list[Path] = []
     for path in stored_checkpoints(folder):
         try:
             if among is not None and _head_of(path) not in among:
+                elsewhere.append(path)
                 continue
-            return LoadedState(read_checkpoint(path, run_id, layout), tuple(damaged))
+            return LoadedState(read_checkpoint(path, run_id, layout), tuple(damaged), tuple(elsewhere))
         except (StateCorrupt, OSError) as error:
             damaged.append(f"{path}: {error}")
-    return LoadedState(None, tuple(damaged))
+    return LoadedState(None, tuple(damaged), tuple(elsewhere))
 
 
 def read_head(folder: Path, run_id: RunId, layout: Layout, head: Digest) -> AnchorState | None:

@@ -24,12 +24,14 @@ from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.state.anchors import keep_manifest
 from dilocox_peer.peer.state.backup import CHECKPOINTS, Backup, copy_folder
 from dilocox_peer.peer.state.checkpoint import (
+    KEEP,
     GrowingCheckpoint,
     load_newest,
     path_of,
     prune,
     read_checkpoint,
     read_head,
+    stored_checkpoints,
     write_checkpoint,
 )
 from dilocox_peer.peer.state.left import LeftBranches
@@ -57,7 +59,7 @@ class Keeper:
     ) -> None:
         """model: the folder of a published model, if it is on this machine; without it and without a state on this disk
         there is none until `begin` or `adopt`. Raises OSError when the folder cannot be used, ConfigError when the model in
-        its folder is not the run's."""
+        its folder is not the run's, or when another version wrote the journal."""
         self._manifest = manifest
         self._listener = listener
         keep_manifest(folder, manifest)
@@ -90,8 +92,13 @@ class Keeper:
         loaded = load_newest(self.checkpoints, manifest.run_id, self._layout, among=among)
         for complaint in loaded.damaged:
             listener(Remark(f"a checkpoint is damaged and not used: {complaint}"))
-        if self.journal.loaded.reason:
+        if self.journal.loaded.is_damaged:
+            listener(Failed("log of rounds", self.journal.damage))
+        elif self.journal.loaded.reason:
             listener(Remark(f"the journal of rounds was cut short by a crash: {self.journal.loaded.reason}"))
+        # Where certificates were lost, at this start or before, a state of a later round may be what is left of the run.
+        newer = loaded.elsewhere if self.durable is not None else stored_checkpoints(self.checkpoints)
+        self._unexplained = newer[:KEEP] if self.durable is None or self.journal.kept_aside else ()
         self._state = loaded.state
         if loaded.state is not None:
             self._durable_digest = loaded.state.digest
@@ -103,12 +110,18 @@ class Keeper:
         if state.size_bytes < LARGE_BYTES:
             return state
         try:
-            path = write_checkpoint(self.checkpoints, self._manifest.run_id, state, durable=False)
+            path = self._written(state, durable=False)
             self._durable_digest = state.digest  # what a power cut takes of it is made again
             return read_checkpoint(path, self._manifest.run_id, self._layout)
         except OSError as error:
             self._tell_refusal(error)
             return state
+
+    def _written(self, state: AnchorState, *, durable: bool = True) -> Path:
+        """Its file. Raises OSError."""
+        return write_checkpoint(
+            self.checkpoints, self._manifest.run_id, state, durable=durable, unexplained=self._unexplained
+        )
 
     @property
     def state(self) -> AnchorState:
@@ -128,7 +141,7 @@ class Keeper:
     def begin(self, state: AnchorState) -> None:
         """Goes on from the state before the first round, which came from elsewhere. Raises OSError."""
         assert state.round == 0, f"a state of round {state.round}"
-        write_checkpoint(self.checkpoints, self._manifest.run_id, state)
+        self._written(state)
         self._state = state
 
     def adopt(self, backup: Backup, *, me: PeerId, checkpoint: Checkpoint | None = None) -> None:
@@ -154,7 +167,7 @@ class Keeper:
         self.chain = Chain(self._genesis, chain, self.journal.store)
         self.chain.seal(blocks)
         self.durable = replace(durable, appended=self.chain.as_it_is())
-        write_checkpoint(self.checkpoints, self._manifest.run_id, backup.state)
+        self._written(backup.state)
         self._state = backup.state
 
     def grow(self, head: Digest, round_number: int) -> GrowingState:
@@ -198,7 +211,7 @@ class Keeper:
                 if not make_durable(path, lambda: not self._is_closing):
                     return
             else:
-                path = write_checkpoint(self.checkpoints, self._manifest.run_id, state)
+                path = self._written(state)
             self._durable, self._durable_round, self._durable_digest = path, state.round, state.digest
         except OSError as error:
             self._tell_refusal(error)
@@ -217,7 +230,7 @@ class Keeper:
         def remove() -> None:
             if (path := path_of(self.checkpoints, state)) is not None:
                 with suppress(OSError):  # they cost room; the next one tries again
-                    prune(path, spare=self._durable)
+                    prune(path, spare=self._durable, unexplained=self._unexplained)
 
         self.writer.submit(remove)
 
