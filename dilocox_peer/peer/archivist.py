@@ -173,7 +173,7 @@ class Archivist:
     # ---- start and end ----
 
     async def open(self) -> None:
-        """Reads what is on disk. Raises OSError."""
+        """Reads what is on disk. Raises OSError; ConfigError where another version wrote it."""
         await asyncio.to_thread(prepare, self.manifest, is_own=True)
         self._archive = await asyncio.to_thread(Archive, self._folder, self.manifest, self._listener)
         rng = random.Random(f"{self._transport.peer_id} keeps")

@@ -198,6 +198,20 @@ async def test_a_copy_stays_when_the_chain_goes_on_elsewhere_and_nobody_gives_a_
         copying.cancel()
 
 
+async def test_a_copy_whose_chain_is_damaged_is_told(make_node: MakeNode) -> None:
+    head = await make_node("head")
+    stage = CertifiedStage().rounds(4)
+    keep_in(head.store, stage.certificates, stage.states[3])
+    log = copy_folder(head.folder, STAGE) / "chain.log"
+    raw = bytearray(log.read_bytes())
+    raw[20] ^= 1
+    log.write_bytes(raw)
+    async with AsyncExitStack() as stack:
+        copying = await guarding(head, stack)
+        copying.cancel()
+        assert [f"copy of another stage: {log} was damaged" in event.line() for event in head.told(Failed)] == [True]
+
+
 async def test_who_lies_is_passed_over_and_the_longest_copy_is_taken(make_node: MakeNode) -> None:
     stage = CertifiedStage().rounds(6)
     longer = CertifiedStage().rounds(8)  # the same, and two rounds more

@@ -1,10 +1,13 @@
 """What a keeper lets go of, and what it must not."""
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dilocox_peer.errors import ConfigError
+from dilocox_peer.events import Event
 from dilocox_peer.peer.state.archive import Archive
 from dilocox_peer.peer.state.checkpoint import stored_checkpoints
 from dilocox_peer.store.outline import Outline
@@ -133,3 +136,85 @@ def test_what_a_copy_that_broke_off_has_left_is_told_apart_also_after_a_restart(
     assert again.arriving_bytes() == 4096
     assert again.size_bytes() - again.arriving_bytes() == whole_bytes
     again.close()
+
+
+def closed(kept: Kept) -> None:
+    """With its chain on the disk, as after a look."""
+    growth = kept.stage.log.unwritten()
+    assert growth is not None
+    kept.stage.log.write(growth)
+    kept.archive.close()
+
+
+def log_of(folder: Path) -> Path:
+    return folder / f"stage{STAGE}" / "kept.log"
+
+
+def test_a_keeper_whose_log_is_damaged_says_so_and_lets_nothing_go(kept: Kept, tmp_path: Path) -> None:
+    """It had forgotten the chain in silence, and then all contributions that this names."""
+    certified = CertifiedStage().rounds(4)
+    kept.follow(certified, 2)
+    held = set(kept.archive.contributions.held)
+    assert held
+    closed(kept)
+    raw = bytearray(log_of(tmp_path).read_bytes())
+    raw[20] ^= 1
+    log_of(tmp_path).write_bytes(raw)
+    for num_told in (1, 0):  # at the next start the log is whole, and short
+        told: list[Event] = []
+        archive = Archive(tmp_path, MANIFEST, told.append)
+        said = f"what is kept of stage {STAGE}: {log_of(tmp_path)} was damaged"
+        assert [said in event.line() for event in told] == [True] * num_told
+        assert archive.contributions.held == held
+        assert len(stored_checkpoints(archive.stages[STAGE].checkpoints)) == 1
+        archive.close()
+    assert [each.read_bytes() for each in log_of(tmp_path).parent.glob("kept.log.damaged-*")] == [bytes(raw)]
+
+    again = Kept(tmp_path)
+    again.stage.annals.take(certified.certificates)  # from peers that are still there
+    assert again.stage.newest == (certified.certificates[2].head, 2)
+    assert again.archive.missing(STAGE) == []
+    again.follow(certified.rounds(2), 5)
+    assert again.rounds == [5], "what the run has gone beyond goes as ever"
+    again.archive.close()
+
+
+def test_a_state_that_a_lost_chain_led_to_stays_where_the_run_has_begun_anew(kept: Kept, tmp_path: Path) -> None:
+    kept.follow(CertifiedStage().rounds(6), 5)
+    closed(kept)
+    log_of(tmp_path).unlink()
+    again = Kept(tmp_path)
+    again.follow(CertifiedStage(first=2.0).rounds(3), 2)
+    assert again.rounds == [2, 5]
+    again.archive.close()
+
+
+def test_a_record_that_a_crash_cut_short_costs_no_contributions_at_the_start(kept: Kept, tmp_path: Path) -> None:
+    certified = CertifiedStage().rounds(2)
+    kept.follow(certified, 1)
+    growth = kept.stage.log.unwritten()
+    assert growth is not None
+    kept.stage.log.write(growth)
+    certified.round(blobs={ROSTER[0]: kept.archive.contributions.put(b"to the last round")})
+    kept.stage.annals.take(certified.certificates)
+    closed(kept)
+    log = log_of(tmp_path)
+    log.write_bytes(log.read_bytes()[:-5])
+    again = Kept(tmp_path)
+    assert again.stage.annals.place.round == 2
+    assert sha256(b"to the last round") in again.archive.contributions
+    again.archive.close()
+
+
+def test_a_keepers_log_of_another_version_is_refused_and_nothing_is_let_go(kept: Kept, tmp_path: Path) -> None:
+    kept.follow(CertifiedStage().rounds(4), 2)
+    closed(kept)
+    raw = bytearray(log_of(tmp_path).read_bytes())
+    raw[9] += 1
+    length = int.from_bytes(raw[:4], "big")
+    raw[4:8] = zlib.crc32(raw[8 : 8 + length]).to_bytes(4, "big")
+    log_of(tmp_path).write_bytes(raw)
+    before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    with pytest.raises(ConfigError, match=r"kept\.log was written by a newer dilocox-peer"):
+        Kept(tmp_path)
+    assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == before

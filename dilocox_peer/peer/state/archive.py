@@ -9,6 +9,7 @@ As the folder of a peer has them, but for the log: `export --run-folder` reads b
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -19,7 +20,13 @@ from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.peer.state.anchors import keep_manifest
 from dilocox_peer.peer.state.chain_log import ChainLog
-from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
+from dilocox_peer.peer.state.checkpoint import (
+    keep_only,
+    later_of,
+    read_checkpoint,
+    stored_checkpoints,
+    write_checkpoint,
+)
 from dilocox_peer.peer.state.keeping import MOST_COUNTED
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import verify
@@ -35,7 +42,7 @@ class StageArchive:
     """One stage. Blocking but for what reads; one process owns the folder. log: of the chain; who takes in more has it written."""
 
     def __init__(self, folder: Path, manifest: Manifest, stage: int, listener: Listener) -> None:
-        """Raises OSError."""
+        """Raises OSError; ConfigError where another version wrote the log."""
         self.stage = stage
         self.layout = layout_of(manifest, stage)
         self._manifest = manifest
@@ -44,6 +51,9 @@ class StageArchive:
         self._states: dict[Digest, tuple[int, Digest]] = {}
         self.log = ChainLog(self._folder / "kept.log", manifest, stage, verify)
         self.annals = self.log.annals
+        if self.log.trouble:
+            listener(Remark(f"what is kept of stage {stage}: {self.log.trouble}"))
+        unproven = []
         for path in stored_checkpoints(self.checkpoints):
             try:
                 state = read_checkpoint(path, manifest.run_id, self.layout)
@@ -52,6 +62,11 @@ class StageArchive:
                 continue
             if self.annals.digest_at(state.head) in (state.digest, b""):  # of the last round no certificate names it
                 self._states[state.head] = (state.round, state.digest)
+            if not self.annals.holds(state.head):
+                unproven.append(path)
+        self.has_lost = self.log.may_lack or (not self.annals.place.height and bool(unproven))
+        # Where certificates were lost, a state of a later round may be what is left of the run.
+        self._unexplained = tuple(unproven[:MAX_STATES]) if self.has_lost else ()
 
     @cached_property
     def arrivals(self) -> Shelf:
@@ -104,15 +119,16 @@ class StageArchive:
 
     def save(self, state: AnchorState) -> None:
         """Keeps a state that is on the chain. Raises OSError."""
-        write_checkpoint(self.checkpoints, self._manifest.run_id, state, keep=MAX_STATES)
+        write_checkpoint(self.checkpoints, self._manifest.run_id, state, keep=MAX_STATES, unexplained=self._unexplained)
         self._states = {**self._states, state.head: (state.round, state.digest)}  # the loop may be reading it
 
     def let_go(self, heads: Collection[Digest]) -> None:
         """Of all states but those at these heads. Raises OSError."""
         if not heads:
             return
-        numbers = {self._states[head][0] for head in heads}
-        keep_only(*(self.checkpoints / f"anchor-{number:08d}.safetensors" for number in numbers))
+        numbers = sorted({self._states[head][0] for head in heads})
+        wanted = [self.checkpoints / f"anchor-{number:08d}.safetensors" for number in numbers]
+        keep_only(*wanted, *later_of(self._unexplained, wanted[-1]))
         self._states = {head: self._states[head] for head in heads}
 
     def close(self) -> None:
@@ -123,14 +139,21 @@ class Archive:
     """All stages of one run."""
 
     def __init__(self, folder: Path, manifest: Manifest, listener: Listener) -> None:
-        """Reads and verifies what is there. Blocking. Raises OSError."""
+        """Reads and verifies what is there, and lets go of what nobody needs, unless certificates were lost which might say otherwise.
+        Blocking. Raises OSError; ConfigError where another version wrote a log."""
         keep_manifest(folder, manifest)
         self.manifest = manifest
         self.contributions = Shelf(folder / "contributions")
-        self.stages = tuple(StageArchive(folder, manifest, stage, listener) for stage in range(manifest.stages.count))
+        with ExitStack() as opened:
+            self.stages = tuple(
+                opened.enter_context(closing(StageArchive(folder, manifest, stage, listener)))
+                for stage in range(manifest.stages.count)
+            )
+            opened.pop_all()
         self._folder = folder
-        _, unwanted = self.spare()
-        self.let_go([()] * len(self.stages), unwanted)
+        if not any(stage.has_lost for stage in self.stages):
+            _, unwanted = self.spare()
+            self.let_go([()] * len(self.stages), unwanted)
 
     def to_keep(self) -> tuple[Sequence[set[Digest]], set[Digest]]:
         """(heads of the states of each stage, names of the contributions) to keep."""

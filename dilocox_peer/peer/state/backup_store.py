@@ -77,11 +77,17 @@ class BackupStore:
         return self._folder / "chain.log"
 
     def open(self) -> Annals:
-        """To go on with. What it has from then on is written when `unwritten` says so. Raises OSError."""
+        """To go on with. What it has from then on is written when `unwritten` says so. Raises OSError; ConfigError where another version
+        wrote the chain."""
         self.close()
         self._log = ChainLog(self._path, self._manifest, self.stage, self._verify)
         (self._folder / "chain").unlink(missing_ok=True)  # as copies were before: written anew with every round
         return self._log.annals
+
+    @property
+    def trouble(self) -> str:
+        """What was wrong with the chain's files when they were opened, for people; "": nothing, or they are not open."""
+        return self._log.trouble if self._log is not None else ""
 
     def unwritten(self) -> Durable | None:
         """What the disk lacks of the open chain, None: nothing."""

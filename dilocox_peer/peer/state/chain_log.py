@@ -23,10 +23,11 @@ from dilocox_peer.wire.chain import Certificate
 
 class ChainLog:
     """Of one stage; one process owns the file. `annals` belongs to the event loop: there ask what is `unwritten`, have a thread `write` it,
-    and `settle` what that gives back."""
+    and `settle` what that gives back. trouble: what was wrong with the files now, "": nothing. may_lack: whether certificates may be missing
+    for that, or for something earlier of which the damaged files are still here."""
 
     def __init__(self, path: Path, manifest: Manifest, stage: int, verify: Verifier) -> None:
-        """Opens or makes the files, and verifies what they have. Blocking. Raises OSError."""
+        """Opens or makes the files, and verifies what they have. Blocking. Raises OSError; ConfigError where another version wrote them."""
         self._writing = threading.Lock()
         self._is_closed = False
         self._journal = Journal(path, genesis_of(manifest, stage))
@@ -36,6 +37,13 @@ class ChainLog:
         except BaseException:
             self._journal.close()
             raise
+        self.trouble = self._journal.damage
+        if not self.trouble and (reason := self._journal.loaded.reason):
+            self.trouble = f"{path} was cut short by a crash: {reason}"
+        known, verified = self._journal.chain.height, self.annals.place.height
+        if not self.trouble and verified < known:
+            self.trouble = f"{path} has {known} certificates, of which {verified} verify"
+        self.may_lack = bool(self.trouble or self._journal.kept_aside)
         self._journal.forget()
 
     def unwritten(self) -> Durable | None:

@@ -195,7 +195,10 @@ class Guardian:
         """What is on disk is what we have and serve: also where a chain has gone on, on another branch, without a state of that one."""
         self._kept.pop(stage, None)
         self._heads.pop(stage, None)
-        if (found := await asyncio.to_thread(_kept_in, self._store(stage))) is not None:
+        found = await asyncio.to_thread(_kept_in, self._store(stage))
+        if trouble := self._store(stage).trouble:
+            self._listener(Failed("copy of another stage", f"{trouble}; it is made anew where nothing is left"))
+        if found is not None:
             self._kept[stage], self._heads[stage] = found
             found[0].annals.patience = self._patience[stage]
 
