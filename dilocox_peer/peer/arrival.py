@@ -31,6 +31,7 @@ from dilocox_peer.peer.state.anchors import kept_manifest
 from dilocox_peer.peer.swarm_health import CLOCK_S
 
 PORT_FILE = "port"
+STAGE_FILE = "claimed"
 AT_ONCE_S = 1.0  # in which settings come where clocks are right
 GREET_S = 3.0  # between two tries of all known addresses, while nobody is there
 LOOKS_ON_CONTACT, CONTACT_S = 10, 2.0  # at the directory, once somebody is: each writes its lease within half a minute
@@ -176,14 +177,42 @@ def manifest_to_begin_with(run_folder: Path) -> Manifest | None:
 
 
 def held_stage(run_folder: Path) -> int | None:
-    """The stage of which the newest state on this disk is."""
+    """The stage of which this disk has a state: the one claimed last, if there is one of that; else that of the newest file, which a clock that
+    was off, or a copy of the folder, can have wrong."""
     found: list[tuple[float, int]] = []
     for path in run_folder.glob("stage*/checkpoints/anchor-*.safetensors"):
         number = path.parent.parent.name.removeprefix("stage")
         if number.isdecimal() and path.name != "anchor-00000000.safetensors":
             with suppress(OSError):
                 found.append((path.stat().st_mtime, int(number)))
+    if (claimed := _claimed(run_folder / STAGE_FILE)) in {stage for _, stage in found}:
+        return claimed
     return max(found)[1] if found else None
+
+
+def _claimed(path: Path) -> int | None:
+    """None where there is no such file, or what is in it is no number."""
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            raw = file.read(8)
+    except OSError:
+        return None
+    return int(raw) if raw.strip().isdigit() else None
+
+
+def remember_stage(run_folder: Path, stage: int) -> None:
+    """For the next start. Best effort: where it cannot be written nothing says another."""
+    path = run_folder / STAGE_FILE
+    if _claimed(path) == stage:
+        return
+    try:
+        run_folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, [f"{stage}\n".encode()], mode=0o600)
+    except OSError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def where_to_listen(host_maddrs: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from dilocox_peer.model.architecture import prepare
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.peer import dialback
 from dilocox_peer.peer.acquaintances import ACQUAINTANCES_FILE
-from dilocox_peer.peer.arrival import arrive, held_stage, keep_greeting
+from dilocox_peer.peer.arrival import arrive, held_stage, keep_greeting, remember_stage
 from dilocox_peer.peer.averaging import Averaging
 from dilocox_peer.peer.bulletin import Bulletin, needs_reckoned, run_joined
 from dilocox_peer.peer.claim import claim_stage, most_under_way, wants_checkpointing
@@ -174,6 +174,7 @@ class Stay:
                 manifest, settings.wish, presence=presence, directory=directory, listener=self._listener, held=held
             )
         stage = self._resident.stage
+        await asyncio.to_thread(remember_stage, settings.run_folder, stage)
         at.step = StartupStep.TEXT
         data = await open_data(manifest, settings, stage, presence, directory, self._from_thread(self._listener), stack)
         at.step = StartupStep.DEVICE

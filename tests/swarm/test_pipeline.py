@@ -7,9 +7,11 @@ import signal
 import psutil
 import pytest
 
+from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.config import preset
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.partition import with_cut
+from dilocox_peer.peer.arrival import STAGE_FILE, held_stage
 from tests.swarm.watched import LONG_S, Watched, assert_gone, demo, family
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -133,6 +135,8 @@ def test_when_the_only_peer_of_a_stage_leaves_one_of_the_other_moves_there():
             goal = max(swarm.round_of(label) for label in others) + 5
             await swarm.until(lambda: all(swarm.round_of(label) >= goal for label in others), stay, LONG_S)
             assert len(movers()) == 1, "the other one stayed"
+            folder = PeerHome.at(swarm.folder, movers()[0], None).run_folder(swarm.manifest.run_id)
+            assert held_stage(folder) == stage == int((folder / STAGE_FILE).read_text()), "where it comes back to"
 
     asyncio.run(scenario())
 
