@@ -1,5 +1,6 @@
 """One class for each thing the caller does next. Every message is one line that names the thing and the remedy."""
 
+import errno
 import os
 import socket
 
@@ -22,6 +23,20 @@ class ConfigError(DilocoxError):
     """The user's input is wrong: say what and how to mend it, exit 2."""
 
     exit_code = 2
+
+
+class DiskTakesNothing(DilocoxError):
+    """A disk is full or read-only, which may pass by itself: try again later, exit 5."""
+
+    exit_code = 5
+
+
+_DISK_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or have the quota raised",
+    errno.EROFS: "mount it writable again",
+    errno.EIO: "look at the disk",
+}
 
 
 class RunUnreachable(DilocoxError):
@@ -68,6 +83,19 @@ class ThingUnavailable(DilocoxError):
 
 class StateCorrupt(DilocoxError):
     """State on disk or from a donor whose digest is not the announced one; it was not used."""
+
+
+def disk_remedy(error: OSError) -> str:
+    """What to do about a disk that takes nothing now, though it may by itself later; "" where something else is wrong."""
+    return _DISK_REMEDIES.get(error.errno or 0, "")
+
+
+def not_written(what: str, error: OSError, remedy: str = "") -> DilocoxError:
+    """To be raised: a DiskTakesNothing where the disk takes nothing now, else a ConfigError with the remedy. what: could not be written, and that
+    it could not."""
+    if now := disk_remedy(error):
+        return DiskTakesNothing(f"{what}: {error.strerror}; {now}")
+    return ConfigError(f"{what}: {error.strerror or error}" + (f"; {remedy}" if remedy else ""))
 
 
 def why_not_bound(error: OSError | UnicodeError) -> str:

@@ -30,6 +30,7 @@ from dilocox_peer.types import PeerId
 CheckStatus = Literal["ok", "warn", "fail", "skipped"]
 
 DISK_FLOOR_BYTES = 200_000_000
+START_BYTES = 1_000_000  # what a start writes of its own, where the run's files are there already
 OPEN_FILES = 1024
 LEASE_TTL_S, LEASE_AGE_S = 90.0, 35.0  # how long leases are written for, and how old one may be before it is renewed
 CLOCK_SKEW_S = 30.0  # what the directory's validators put up with
@@ -41,15 +42,18 @@ REQUIREMENTS = (
 )  # fmt: skip
 """Distributions that a peer cannot do without; the version ranges are read from our own metadata."""
 
+MOUNT = "mount it writable again, or pass another --home"
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """remedy: what to do, empty when there is nothing to do."""
+    """remedy: what to do, empty when there is nothing to do. may_pass: what fails may pass by itself."""
 
     name: str
     status: CheckStatus
     found: str
     remedy: str = ""
+    may_pass: bool = False
 
 
 def exit_code(checks: Sequence[Check]) -> int:
@@ -121,15 +125,16 @@ def judge_memory(available: int, needs: Sequence[int], *, where: str) -> Check:
     return Check(name, "ok", found)
 
 
-def judge_disk(free: int, need: int, *, folder: Path, least_gb: float | None = None) -> Check:
-    """need: bytes of the run's stage. least_gb: with which `join --max-disk` takes one."""
-    need += DISK_FLOOR_BYTES
+def judge_disk(free: int, need: int, *, folder: Path, least_gb: float | None = None, is_back: bool = False) -> Check:
+    """need: bytes of the run's stage. least_gb: with which `join --max-disk` takes one. is_back: a peer that has been here starts again: one that
+    runs waits for room, so it may too."""
+    need += START_BYTES if is_back else DISK_FLOOR_BYTES
     found = f"{size(free)} free at {folder}, needs {size(need)}"
     if least_gb is not None:
         found += f"; the least for --max-disk is {least_gb:g}"
     if free < need:
-        return Check("disk", "fail", found, "free some space, or pass --home on another disk")
-    if free < 2 * need:
+        return Check("disk", "fail", found, "free some space, or pass --home on another disk", may_pass=True)
+    if free < max(2 * need, DISK_FLOOR_BYTES):
         return Check("disk", "warn", found, "free some space before it runs out")
     return Check("disk", "ok", found)
 
@@ -297,6 +302,8 @@ def look_at_key(path: Path) -> Check:
     from dilocox_peer.peer.identity import decode_key
 
     if not os.path.lexists(path):
+        if is_read_only(path.parent):
+            return Check("key file", "fail", f"{path} cannot be made on a disk that is read-only", MOUNT)
         if trouble := why_not_made(path.parent):
             return Check(
                 "key file", "fail", f"{path} cannot be made: {trouble}", "pass another --identity-path or --home"
@@ -339,14 +346,23 @@ def look_at_ports(host_maddrs: Sequence[str]) -> Check:
 
 def look_at_disk(home: Path, need: int = 0, least_gb: float | None = None) -> Check:
     """Room at home, which need not be there yet but has to be makeable."""
+    if is_read_only(home):
+        found = f"{home} is on a disk that is read-only"  # now, where it was written to before
+        return Check("disk", "fail", found, MOUNT, may_pass=home.is_dir())
     if trouble := why_not_made(home):
         return Check("disk", "fail", f"{home} cannot be made: {trouble}", "pass another --home")
-    return judge_disk(free_bytes(home), need, folder=home, least_gb=least_gb)
+    is_back = not need and any(home.glob("runs/*/stage*/rounds.log"))
+    return judge_disk(free_bytes(home), need, folder=home, least_gb=least_gb, is_back=is_back)
 
 
 def free_bytes(folder: Path) -> int:
     """Free bytes of the disk that folder is or would be on."""
     return shutil.disk_usage(_nearest(folder)).free
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether the disk is that folder is or would be on: after an error the system mounts one so."""
+    return bool(os.statvfs(_nearest(folder)).f_flag & os.ST_RDONLY)
 
 
 def why_not_made(folder: Path) -> str:

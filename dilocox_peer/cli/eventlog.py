@@ -26,7 +26,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, not_written
 from dilocox_peer.events import Event, Failed, Listener
 from dilocox_peer.peer.status import printable_lines
 from dilocox_peer.plain_json import plain_json
@@ -115,7 +115,7 @@ class EventFile:
         except OSError as error:
             if error.errno == errno.ENXIO and path.is_fifo():
                 raise ConfigError(f"--log-file {path} is a pipe that nobody reads: start its reader first") from None
-            raise ConfigError(f"--log-file {path} cannot be written: {error.strerror}") from None
+            raise not_written(f"--log-file {path} cannot be written", error) from None
         self._queued = Queued(self._write)
 
     def __enter__(self) -> Self:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, not_written
 from dilocox_peer.paths import expanded
 from dilocox_peer.types import RunId
 
@@ -97,20 +97,21 @@ class PeerHome:
         return self.folder / "runs" / run_id[:16]
 
     def make(self) -> None:
-        """Creates the folder (0700). Raises ConfigError when it cannot be."""
+        """Creates the folder (0700). Raises ConfigError when it cannot be, DiskTakesNothing."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{self.folder} cannot be made: {error.strerror}; pass another --home") from None
+            raise not_written(f"{self.folder} cannot be made", error, "pass another --home") from None
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Nobody else has the folder meanwhile, whatever its identity: two that vote by one log may vote twice. Raises ConfigError: somebody has it."""
+        """Nobody else has the folder meanwhile, whatever its identity: two that vote by one log may vote twice. Raises ConfigError: somebody has
+        it; DiskTakesNothing."""
         path = self.folder / "in_use"
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be made: {error.strerror}; pass another --home") from None
+            raise not_written(f"{path} cannot be made", error, "pass another --home") from None
         try:
             self._lock(lock)
             yield

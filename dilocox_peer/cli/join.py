@@ -30,7 +30,7 @@ from dilocox_peer.cli.pausing import Operator
 from dilocox_peer.cli.sinks import sink_of
 from dilocox_peer.cli.telling_costs import CostsTeller
 from dilocox_peer.cli.terminal import Dashboard, Terminal, errors_as_events, is_interactive
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, DiskTakesNothing
 from dilocox_peer.events import Failed, Remark
 from dilocox_peer.flags import check_base_bits
 from dilocox_peer.invitation import parse_invitation, parse_multiaddrs
@@ -59,7 +59,8 @@ LAST_WORDS = 5
 
 
 def run_join(flags: JoinFlags) -> None:
-    """Trains until the run is complete or somebody stops it. Raises ConfigError, RunUnreachable, RunRefused."""
+    """Trains until the run is complete or somebody stops it. Raises ConfigError, RunUnreachable, RunRefused,
+    DiskTakesNothing."""
     home, choices = flags.peer_home, flags.choices
     invitation = parse_invitation(flags.link)
     more_peers = parse_multiaddrs(choices.initial_peers, "peer")
@@ -166,7 +167,8 @@ def _compiled_or_not(choices: Choices) -> tuple[Choices, str]:
 
 
 def _check_machine(home: PeerHome, host_maddrs: Sequence[str]) -> list[Check]:
-    """The doctor's quick checks, before anything is made or started: warnings come back. Raises ConfigError.
+    """The doctor's quick checks, before anything is made or started: warnings come back. Raises ConfigError;
+    DiskTakesNothing where all that fails may pass by itself.
 
     Takes some 0.1 s. Before the key is locked, or the check would find it in use.
     """
@@ -174,7 +176,8 @@ def _check_machine(home: PeerHome, host_maddrs: Sequence[str]) -> list[Check]:
         found = quick_checks(home.folder, home.identity_path, host_maddrs)
         failed = [check for check in found if check.status == "fail"]
         if failed:
-            raise ConfigError(one_line(failed))
+            kind = DiskTakesNothing if all(check.may_pass for check in failed) else ConfigError
+            raise kind(one_line(failed))
     return [check for check in found if check.status == "warn" and check.name != "key file"]  # opening it says more
 
 

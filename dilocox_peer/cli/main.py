@@ -1,7 +1,8 @@
 """The command line: names, help and exit codes. The flags are declared in flags.py; what each command does is in its own file,
 imported when it runs, so that `--help` loads neither torch nor hivemind.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 cannot reach the run, 4 refused by the run, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 cannot reach the run, 4 refused by the run, 5 the disk is full or read-only now,
+130 interrupted.
 Every flag has an environment variable: DILOCOX_<COMMAND>_<FLAG>, e.g. DILOCOX_JOIN_NAME; DILOCOX_LINK is the link that is joined. `_` may stand for `-` in flags.
 """
 
@@ -39,7 +40,7 @@ from dilocox_peer.cli.flags import (
 )
 from dilocox_peer.cli.flags_of_owner import InviteFlags, OwnerFlags, RevokeFlags
 from dilocox_peer.cli.home import config_path
-from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.errors import ConfigError, DilocoxError, DiskTakesNothing, disk_remedy
 
 
 def with_dashes(flag: str) -> str:
@@ -319,7 +320,7 @@ def main() -> None:
         # Of a path that was given: one in a folder that is closed to us, a name that is too long. Path.exists() raises it too.
         reason = (error.strerror or str(error)).lower()
         typer.echo(printable_lines(f"{PROGRAM}: {error.filename}: {reason}", MAX_ERROR_CHARS), err=True)
-        sys.exit(ConfigError.exit_code)
+        sys.exit(DiskTakesNothing.exit_code if disk_remedy(error) else ConfigError.exit_code)
 
 
 def _expected(group: ExceptionGroup[Exception]) -> DilocoxError | OSError | None:

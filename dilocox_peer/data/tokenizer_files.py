@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dilocox_peer.data.tokenizer import FILE_NAME, Tokenizer, tokenizer_of_run
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, not_written
 from dilocox_peer.manifest import BYTES, DataSection
 
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
@@ -158,7 +158,7 @@ def _write_folder(target: Path, files: Mapping[str, bytes]) -> None:
         finally:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {(error.strerror or str(error)).lower()}") from None
+        raise not_written(f"{target} cannot be written", error) from None
 
 
 def _small_json(path: Path) -> dict[str, Any]:

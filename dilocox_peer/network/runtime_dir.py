@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, not_written
 from dilocox_peer.types import PeerId
 
 # sockaddr_un holds 108 bytes on Linux, 104 on macOS, with the final zero; hivemind's names take up to 27 of them.
@@ -121,7 +121,7 @@ def _open_locked(path: Path, *, is_last: bool) -> int | None:
     except OSError as error:
         if isinstance(error, FileNotFoundError | FileExistsError) and not is_last:
             return None  # it went between two of these calls
-        raise ConfigError(f"cannot use runtime folder {path}: {(error.strerror or str(error)).lower()}") from None
+        raise not_written(f"cannot use runtime folder {path}", error) from None
     try:
         status = os.fstat(fd)
         if status.st_uid != os.getuid():

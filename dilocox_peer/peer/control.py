@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.errors import ConfigError, DilocoxError, not_written
 from dilocox_peer.events import Event, Paused, PeerStarted, Resumed, RunJoined, StageSeen, SwarmSeen
 from dilocox_peer.events_of_costs import MonthCounted, NeedsReckoned
 from dilocox_peer.events_of_health import TroublesSeen
@@ -323,7 +323,7 @@ def _listen(path: Path) -> socket.socket:
             raise
         return listening
     except OSError as error:
-        raise ConfigError(f"the control socket {path} cannot be made: {error.strerror}; pass another --home") from None
+        raise not_written(f"the control socket {path} cannot be made", error, "pass another --home") from None
 
 
 def _sweep_dead(own: Path) -> None:

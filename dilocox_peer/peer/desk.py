@@ -19,7 +19,7 @@ from typing import Any
 
 from dilocox_peer.admission import Admission, Gate, Grant, PassMaker, Revocations
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.errors import ConfigError, PeerUnavailable
+from dilocox_peer.errors import ConfigError, PeerUnavailable, not_written
 from dilocox_peer.files import replace_file
 from dilocox_peer.network.transport import Reply, Transport
 from dilocox_peer.peer.entry import ADMIT_SERVICE
@@ -162,7 +162,7 @@ class Redeemed:
                 f"{path} is in use: another bootstrap redeems this run's invitations; give the owner's key to one alone"
             ) from None
         except OSError as error:
-            raise ConfigError(f"{path} cannot be used: {error.strerror}") from None
+            raise not_written(f"{path} cannot be used", error) from None
         self.used: dict[bytes, set[PeerId]] = {}
         for line in text.split("\n")[:-1]:
             if (found := _REDEEMED.fullmatch(line)) is not None:

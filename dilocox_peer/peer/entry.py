@@ -14,7 +14,7 @@ from typing import Final
 
 from dilocox_peer.admission import Admission, Gate, Grant, Revocations, Right, age, told_to_itself
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunRefused, RunUnreachable
+from dilocox_peer.errors import PeerUnavailable, ProtocolError, RunRefused, RunUnreachable, not_written
 from dilocox_peer.files import replace_file
 from dilocox_peer.invitation import parse_multiaddr
 from dilocox_peer.manifest import Manifest
@@ -122,7 +122,7 @@ async def _own_pass(newcomer: Newcomer, gate: Gate, run_name: str, transport: Tr
     try:
         _write(newcomer.folder / PASS_FILE, own.to_bytes())
     except OSError as error:
-        raise ConfigError(f"{newcomer.folder} cannot be used: {error.strerror}; pass another --home") from None
+        raise not_written(f"{newcomer.folder} cannot be used", error, "pass another --home") from None
     return own
 
 

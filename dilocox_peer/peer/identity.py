@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, disk_remedy, not_written
 from dilocox_peer.paths import expanded
 from dilocox_peer.signing import PUBLIC_KEY_BYTES, SEED_BYTES, SigningKey
 from dilocox_peer.types import PeerId
@@ -39,7 +39,8 @@ class Identity:
 
     @classmethod
     def open(cls, path: str | Path, *, flag: str = "--identity-path") -> "Identity":
-        """The identity in path, made if path does not exist. Raises ConfigError: not such a key, not private, in use, in nobody's home.
+        """The identity in path, made if path does not exist. Raises ConfigError: not such a key, not private, in use, in nobody's
+        home; DiskTakesNothing where one is to be made.
 
         flag: by which another path is given.
         """
@@ -51,6 +52,8 @@ class Identity:
         except FileExistsError:
             raise ConfigError(f"cannot use identity {path}: {path.parent} is not a directory") from None
         except OSError as error:
+            if disk_remedy(error):
+                raise not_written(f"identity {path} cannot be made", error) from None
             raise ConfigError(f"cannot use identity {path}: {_reason(error)}; pass another {flag}") from None
         try:
             key = _read(fd, path, flag)  # first: of a file that is no key, no other mode is asked for

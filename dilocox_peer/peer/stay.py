@@ -16,7 +16,7 @@ from typing import Any
 
 from dilocox_peer.admission import Admission
 from dilocox_peer.dht.directory import Directory
-from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
+from dilocox_peer.errors import DilocoxError, RunUnreachable, not_written
 from dilocox_peer.events import Event, Listener, NeighbourUnlinked, PeerStarted, RunComplete
 from dilocox_peer.events_of_states import RunIsOver
 from dilocox_peer.invitation import with_any_port
@@ -186,7 +186,7 @@ class Stay:
                 self._disk, lambda: Keeper(settings.run_folder, manifest, stage, self._listener, model)
             )
         except OSError as error:
-            raise ConfigError(f"{settings.run_folder} cannot be used: {error.strerror}; pass another --home") from None
+            raise not_written(f"{settings.run_folder} cannot be used", error, "pass another --home") from None
         stack.callback(keeper.close)
         at.step = StartupStep.RESTORE
         await self._restore(manifest, stage, presence, directory, keeper)
@@ -273,7 +273,7 @@ class Stay:
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, lambda: keeper.adopt(backup, me=self._me))
         except OSError as error:
-            raise ConfigError(f"{folder} cannot be used: {error.strerror}; pass another --home") from None
+            raise not_written(f"{folder} cannot be used", error, "pass another --home") from None
 
     def _coupled(
         self,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import astuple
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -80,7 +81,8 @@ def test_memory_is_by_stage(available, status):
 def test_disk(tmp_path):
     assert checks.judge_disk(10**12, 40 * 10**9, folder=tmp_path).status == "ok"
     assert checks.judge_disk(45 * 10**9, 40 * 10**9, folder=tmp_path).status == "warn"
-    assert checks.judge_disk(39 * 10**9, 40 * 10**9, folder=tmp_path).status == "fail"
+    full = checks.judge_disk(39 * 10**9, 40 * 10**9, folder=tmp_path)
+    assert (full.status, full.may_pass) == ("fail", True)
     assert checks.free_bytes(tmp_path / "not" / "there") > 0
 
 
@@ -135,6 +137,36 @@ def test_a_run_without_a_pace_is_reckoned_for_machines_like_this_one():
     assert many.received_bytes_a_day > alone.received_bytes_a_day == pytest.approx(DAY_S * DIRECTORY_BYTES_A_S)
     assert many.disk_bytes > alone.disk_bytes
     assert "8 peers, each like this machine" in many.words()
+
+
+def test_a_peer_that_has_been_here_starts_with_less_room_than_a_new_one(tmp_path, monkeypatch):
+    """Running it would wait for room; started again it was refused."""
+    monkeypatch.setattr(checks, "free_bytes", lambda folder: 2_000_000)
+    assert checks.look_at_disk(tmp_path).status == "fail"
+    log = tmp_path / "runs" / "0123" / "stage1" / "rounds.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    assert checks.look_at_disk(tmp_path).status == "warn"
+    assert checks.look_at_disk(tmp_path, need=10**6).status == "fail", "where a stage is to be taken"
+    monkeypatch.setattr(checks, "free_bytes", lambda folder: 0)
+    assert checks.look_at_disk(tmp_path).may_pass
+
+
+def test_a_home_on_a_disk_that_is_read_only_may_be_written_to_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "is_read_only", lambda folder: True)
+    found = checks.look_at_disk(tmp_path)
+    assert (found.status, found.may_pass) == ("fail", True)
+    assert "mount it writable" in found.remedy
+    for wrong in (checks.look_at_disk(tmp_path / "new"), checks.look_at_key(tmp_path / "new" / "identity.key")):
+        assert (wrong.status, wrong.may_pass) == ("fail", False), "it never was"
+
+
+def test_a_read_only_disk_is_told_from_another(tmp_path, monkeypatch):
+    assert not checks.is_read_only(tmp_path / "new"), "as the tests need it"
+    real = os.statvfs(tmp_path)
+    flags = SimpleNamespace(f_flag=real.f_flag | os.ST_RDONLY)
+    monkeypatch.setattr(os, "statvfs", lambda path: flags)
+    assert checks.is_read_only(tmp_path / "new")
 
 
 @pytest.mark.parametrize("home", ["file/home", "locked/home", "/proc/home"])
@@ -398,6 +430,7 @@ def test_the_json_form_and_the_exit_code():
     assert told["ok"] is False
     assert told["checks"][1] == {
         "name": "clock", "status": "warn", "found": "at least 20 s behind the peers", "remedy": "set it by network time",
+        "may_pass": False,
     }  # fmt: skip
     assert checks.exit_code(FOUND) == 1
     assert checks.exit_code([check for check in FOUND if check.status != "fail"]) == 0

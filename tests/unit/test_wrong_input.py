@@ -106,7 +106,7 @@ def test_what_ends_tasks_that_belong_together_is_told_in_one_line(
         raise ExceptionGroup("tasks", [ExceptionGroup("tasks", [full])])
 
     monkeypatch.setattr("dilocox_peer.cli.plan.run_plan", run_plan)
-    assert say(["plan", "tiny"], monkeypatch) == 2
+    assert say(["plan", "tiny"], monkeypatch) == 5
     assert capsys.readouterr().err == "dilocox-peer: /home/x/rounds.log: no space left on device\n"
 
 
