@@ -14,15 +14,31 @@ from dilocox_peer.peer.planning.disk import GB, DiskAllowed, DiskUse, least_allo
 LOOK_S = 30.0
 
 
+BLOCK_BYTES = 512  # of st_blocks, whatever the disk's are
+
+
 def folder_bytes(folder: Path) -> int:
-    """Of all files in it. Files that come and go meanwhile may be missed."""
-    total = 0
-    for root, _folders, files in os.walk(folder):  # goes by folders that have gone
-        for name in files:
-            with suppress(OSError):
-                found = (Path(root) / name).stat(follow_symlinks=False)
-                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    """That all files in it take of the disk, each once: of a partial file what has come. Its runs may be a link to another disk, as may each
+    of them; other links are not followed. Files that come and go meanwhile may be missed."""
+    total, seen = 0, set[tuple[int, int]]()
+    for top in (folder, *_links(folder / "runs")):
+        for root, _folders, files in os.walk(top):  # goes by folders that have gone
+            for name in files:
+                with suppress(OSError):
+                    found = (Path(root) / name).stat(follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in seen:
+                        seen.add((found.st_dev, found.st_ino))
+                        total += found.st_blocks * BLOCK_BYTES
     return total
+
+
+def _links(runs: Path) -> list[Path]:
+    """Of runs and what is in it those that are links, where they lead."""
+    try:
+        found = [each for each in (runs, *runs.iterdir()) if each.is_symlink()]
+        return [each.resolve() for each in found]
+    except (OSError, RuntimeError):  # there is nothing yet; a link to itself
+        return []
 
 
 def drop_left(folder: Path) -> int:

@@ -17,6 +17,7 @@ from dilocox_peer.peer.settings import AtMost, Wish
 
 RUN = cut_into(preset("small"), 3)
 NEEDS = stage_needs(RUN)
+BLOCK = 1 << 16  # that fills whole ones of any disk
 
 
 def test_only_stages_that_fit_are_taken_and_the_others_say_what_to_allow():
@@ -80,22 +81,50 @@ def test_a_copy_comes_on_top_of_the_stage():
 
 def make(folder, size, *, at):
     folder.mkdir(parents=True)
-    (folder / "state").write_bytes(bytes(size))
+    (folder / "state").write_bytes(os.urandom(size))
     os.utime(folder, (at, at))
 
 
 def test_what_a_peer_takes_is_all_its_files(tmp_path):
-    make(tmp_path / "runs" / "a", 1000, at=1)
-    (tmp_path / "log.jsonl").write_bytes(bytes(24))
+    make(tmp_path / "runs" / "a", 3 * BLOCK, at=1)
+    (tmp_path / "log.jsonl").write_bytes(os.urandom(BLOCK))
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    assert folder_bytes(tmp_path) == 1024
+    (tmp_path / "runs" / "a" / "loop").symlink_to(tmp_path)
+    assert folder_bytes(tmp_path) == 4 * BLOCK
+
+
+@pytest.mark.parametrize("moved", ["runs", "runs/a", "home"])
+def test_what_was_moved_to_another_disk_counts_where_it_is(tmp_path, moved):
+    """Behind a link --max-disk saw nothing."""
+    home, disk = tmp_path / "home", tmp_path / "disk"
+    make(home / "runs" / "a" / "stage0", 3 * BLOCK, at=1)
+    make(home / "runs" / "b", BLOCK, at=1)
+    here = home if moved == "home" else home / moved
+    here.rename(disk)
+    here.symlink_to(disk)
+    assert folder_bytes(home) == 4 * BLOCK
+    make(home / "runs" / "a" / "left" / "old", 2 * BLOCK, at=1)
+    assert drop_left(home) == 2 * BLOCK
+    assert folder_bytes(home) == 4 * BLOCK
+
+
+def test_a_partial_file_counts_as_what_has_come_of_it_and_one_of_two_names_once(tmp_path):
+    make(tmp_path / "runs" / "a", BLOCK, at=1)
+    os.truncate(tmp_path / "runs" / "a" / "state", 50 * 10**9)
+    (tmp_path / "runs" / "a" / "kept").hardlink_to(tmp_path / "runs" / "a" / "state")
+    assert folder_bytes(tmp_path) == BLOCK
+
+
+def test_runs_that_lead_to_themselves_are_nothing(tmp_path):
+    (tmp_path / "runs").symlink_to(tmp_path / "runs")
+    assert folder_bytes(tmp_path) == 0
 
 
 def test_the_oldest_branch_that_was_left_goes_first(tmp_path):
     assert drop_left(tmp_path) == 0
-    make(tmp_path / "runs" / "a" / "left" / "new", 300, at=200)
-    make(tmp_path / "runs" / "b" / "left" / "old", 500, at=100)
-    assert drop_left(tmp_path) == 500
+    make(tmp_path / "runs" / "a" / "left" / "new", BLOCK, at=200)
+    make(tmp_path / "runs" / "b" / "left" / "old", 2 * BLOCK, at=100)
+    assert drop_left(tmp_path) == 2 * BLOCK
     assert not (tmp_path / "runs" / "b" / "left" / "old").exists()
     assert (tmp_path / "runs" / "a" / "left" / "new").exists()
 
