@@ -157,11 +157,13 @@ class TroubleOver(Event):
 
 @dataclass(frozen=True, slots=True)
 class DiskRefused(Event):
-    """Something that a round cannot do without could not be written; told once until the reason is another. is_over: it is written now."""
+    """Something that a round cannot do without could not be written; told once until the reason is another. is_over: it is written now.
+    remedy: what to do about the disk."""
 
     what: str
     reason: str
     is_over: bool = False
+    remedy: str = "free some space"
 
     @property
     def level(self) -> str:
@@ -169,8 +171,8 @@ class DiskRefused(Event):
 
     def line(self) -> str:
         if self.is_over:
-            return f"{self.what}: written, there is room again"
-        return f"{self.what}: {self.reason}; free some space: this peer goes on as soon as it can write"
+            return f"{self.what}: written, the disk takes it again"
+        return f"{self.what}: {self.reason}; {self.remedy}: this peer goes on as soon as it can write"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,10 +11,37 @@ import pytest
 
 from dilocox_peer.peer.rounds import disk as disk_module
 from dilocox_peer.peer.rounds.contract import Closed, OwnerSpoke, OwnerVouched, PeerRefused, Persist, Received
+from dilocox_peer.peer.rounds.disk import until_written
 from dilocox_peer.peer.rounds.driver import MAX_INPUTS, RoundDriver
 from dilocox_peer.peer.rounds.durable import Durable, Votes
 from dilocox_peer.types import PeerId, sha256
 from dilocox_peer.wire.rounds import Leave
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EROFS, "mount it writable again"),
+        (errno.EACCES, "look at the disk and its rights"),
+    ],
+)
+async def test_what_to_do_about_a_disk_that_refuses_fits_why(
+    monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    monkeypatch.setattr(disk_module, "DISK_RETRY_S", 0.0)
+    told, refusals = list[Any](), [OSError(number, os.strerror(number))] * 2
+
+    async def write() -> str:
+        if refusals:
+            raise refusals.pop()
+        return "done"
+
+    assert await until_written(write, "the log of rounds", told.append) == "done"
+    assert [event.line() for event in told] == [
+        f"the log of rounds: {os.strerror(number).lower()}; {remedy}: this peer goes on as soon as it can write",
+        "the log of rounds: written, the disk takes it again",
+    ]
 
 
 async def test_a_disk_that_is_full_overnight_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from dilocox_peer.errors import disk_remedy
 from dilocox_peer.events import Listener
 from dilocox_peer.events_of_health import DiskRefused
 
@@ -25,7 +26,7 @@ async def until_written(write: Callable[[], Awaitable[Written]], what: str, list
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             if reason != told:
-                listener(DiskRefused(what, reason))
+                listener(DiskRefused(what, reason, remedy=disk_remedy(error) or "look at the disk and its rights"))
             told = reason
             await asyncio.sleep(DISK_RETRY_S)
         else:
