@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
+from dilocox_peer.errors import DilocoxError, RunUnreachable
 from dilocox_peer.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Onlooker:
             return None
         try:
             await asyncio.to_thread(prepare, manifest)
-        except ConfigError:
+        except DilocoxError:
             return None
         found = surveys(
             manifest, transport=open_visit.transport, directory=open_visit.directory, listener=lambda _event: None

@@ -142,7 +142,7 @@ def prepare(manifest: Manifest, folder: Path | None = None, *, is_own: bool = Fa
     them all: whether a stranger's config.json can be built at all is tried in another process first (dry_run.py).
 
     folder: remembers that. is_own: the manifest is of a file that the caller's user named. Not in an event loop. Raises ConfigError where the
-    model cannot be built here."""
+    model cannot be built here; DilocoxError where that cannot be told for now."""
     if isinstance(manifest.model, PublishedSection):
         from dilocox_peer.model.dry_run import PASSED, dry_run
 

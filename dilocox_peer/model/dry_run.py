@@ -7,6 +7,7 @@ library and machine take no more there.
 
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -24,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.files import replace_file
 from dilocox_peer.manifest import Manifest, PublishedSection
 
@@ -39,8 +40,8 @@ _MEMORY, _TIME = "memory", "time"
 @dataclass(frozen=True, slots=True)
 class DryRunBounds:
     """data_bytes: that may be made beyond what the loaded library has; families take 20 MB at most with their defaults, a Llama of 1024 layers
-    60. cpu_s: of a processor; some seconds are needed, half a minute on the slowest. wall_s: whatever else the machine does. most_bytes:
-    resident, the library with it, where the system heeds no limit of data (macOS)."""
+    60. cpu_s: of a processor, beyond what loading the library took, which no manifest has a say in; a second is needed. wall_s: of all, whatever else
+    the machine does. most_bytes: resident, the library with it, where the system heeds no limit of data (macOS)."""
 
     data_bytes: int = 1 << 29
     cpu_s: int = 60
@@ -50,7 +51,8 @@ class DryRunBounds:
 
 def dry_run(manifest: Manifest, remembered: Path | None = None, bounds: DryRunBounds | None = None) -> None:
     """Blocking, some seconds of a processor, once a process and run. remembered: a file of what came through before, which is not tried again
-    unless the library is another. Raises ConfigError: what is built goes beyond bounds, or cannot be built."""
+    unless the library is another. Raises ConfigError: what is built goes beyond bounds, or cannot be built; DilocoxError where that cannot be told
+    for now."""
     bounds = bounds or DryRunBounds()
     key = _key(manifest, bounds)
     if remembered is not None and _read(remembered) == key:
@@ -81,7 +83,8 @@ def _read(path: Path) -> str:
 
 @lru_cache(8)
 def _refusal(raw: bytes, bounds: DryRunBounds) -> str:
-    """What is wrong with this manifest's model; empty: nothing. Raises ConfigError where it cannot be tried for now."""
+    """What is wrong with this manifest's model; empty: nothing. Raises DilocoxError where it cannot be tried for now: no
+    mistake of anybody's, so a service starts again."""
     asked = json.dumps([raw.decode(), bounds.data_bytes, bounds.cpu_s]).encode()
     try:
         process = subprocess.Popen(
@@ -89,7 +92,7 @@ def _refusal(raw: bytes, bounds: DryRunBounds) -> str:
             start_new_session=True,  # Ctrl-C is for the one who asks
         )  # fmt: skip
     except OSError as error:
-        raise ConfigError(
+        raise DilocoxError(
             f"no process can be started to try the run's model in ({error.strerror}): try again"
         ) from None
     with process:
@@ -112,7 +115,7 @@ def _refusal(raw: bytes, bounds: DryRunBounds) -> str:
     }.get(said["beyond"])
     if told is None:  # it may be this machine's doing
         how = said["beyond"] or f"ended the process in which it was tried (exit code {process.returncode})"
-        raise ConfigError(f"the run's model cannot be tried: {of} {how}: try again when the machine has less to do")
+        raise DilocoxError(f"the run's model cannot be tried: {of} {how}: try again when the machine has less to do")
     return f"the run's model is refused: {of} {told}, with nothing in it: its owner has to take the file as it was published, or another model"
 
 
@@ -183,9 +186,11 @@ def _bound(data_bytes: int, cpu_s: int) -> None:
         import resource
     except ImportError:
         return
+    # The system counts what loading took with it: a minute on a slow machine without compiled files.
+    until_s = cpu_s + math.ceil(time.process_time())
     wanted: list[tuple[Any, tuple[int, int]]] = [
         (resource.RLIMIT_CORE, (0, 0)),
-        (resource.RLIMIT_CPU, (cpu_s, cpu_s + 5)),
+        (resource.RLIMIT_CPU, (until_s, until_s + 5)),
     ]
     with suppress(OSError, ValueError, StopIteration):
         status = Path("/proc/self/status").read_text(encoding="utf-8")

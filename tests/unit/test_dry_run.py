@@ -11,7 +11,7 @@ import pytest
 from dilocox_peer.cli.doctor import look_at_memory
 from dilocox_peer.cli.flags import DoctorFlags, SourceFlags
 from dilocox_peer.cli.source import load_model, source_of
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, DilocoxError
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import prepare
 from dilocox_peer.model.dry_run import PASSED, DryRunBounds, dry_run
@@ -46,8 +46,32 @@ def test_a_config_that_has_the_library_fill_the_memory_is_refused_wherever_a_lin
 
 
 def test_a_config_that_has_the_library_build_for_too_long_is_refused() -> None:
+    # Nothing at all, 10^10 times.
+    endless = gpt_neo(attention_types=[[[], 10**10], [["global", "local"], 2]])
     with pytest.raises(ConfigError, match=r"'gpt_neo'.* takes more than 1 s of a processor"):
-        dry_run(gpt_neo(), bounds=DryRunBounds(cpu_s=1))
+        dry_run(endless, bounds=DryRunBounds(cpu_s=1))
+
+
+def test_how_long_the_library_takes_to_load_is_not_the_run_s_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A machine on which Python alone takes as long as the model may."""
+    (tmp_path / "sitecustomize.py").write_text("import time\nwhile time.process_time() < 4: pass\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    dry_run(gpt_neo(), bounds=DryRunBounds(cpu_s=4))
+
+
+@pytest.mark.parametrize("wall_s", [0.0, 299.0])
+def test_what_cannot_be_tried_for_now_is_no_wrong_setting(
+    wall_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its process was too slow or killed, as where memory is short: a service that ended with ConfigError's code would not start again."""
+    (tmp_path / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    if wall_s:
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(DilocoxError, match=r"cannot be tried: .*: try again when the machine has less to do") as told:
+        dry_run(gpt_neo(), bounds=DryRunBounds(wall_s=wall_s))
+    assert told.value.exit_code == DilocoxError.exit_code
 
 
 def test_where_the_system_heeds_no_limit_its_memory_is_looked_at() -> None:
