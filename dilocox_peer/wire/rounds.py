@@ -150,7 +150,8 @@ class Ack(Placed, frozen=True, tag=4):
 
 
 class Nack(Placed, frozen=True, tag=5):
-    """I do not accept: these blobs are bad or not to be had, or I have promised a higher ballot."""
+    """I do not accept: these blobs are bad or not to be had, these newcomers (by the hash of their names) were not met here, or I have promised a
+    higher ballot."""
 
     ballot: Number
     promised: Number

@@ -10,8 +10,10 @@ import pytest
 from dilocox_peer.peer.rounds.contract import PeerFound, PeerRefused
 from dilocox_peer.peer.rounds.drafting import Drafts
 from dilocox_peer.peer.rounds.machine import RoundMachine
+from dilocox_peer.peer.rounds.membership import name_of
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Entry, Result, Value
+from dilocox_peer.wire.rounds import Message, Nack, Propose
 
 from .test_takeover import machine_with
 from .test_withheld import Withholding
@@ -125,3 +127,49 @@ def test_a_joiner_that_neither_a_quorum_hears_nor_discovery_names_waits_and_hold
     for peer in members:
         world.at(world.now, partial(world.nodes[peer].feed, PeerFound(JOINER)))
     assert world.run(world.now + 60.0, stop=lambda: JOINER in world.chain()[-1].value.roster)
+
+
+def _rounds_in(world: Withholding, seconds: float) -> int:
+    """Rounds of the longest chain."""
+    before = world.chain()[-1].value.round
+    world.run(world.now + seconds)
+    return world.chain()[-1].value.round - before
+
+
+@pytest.mark.parametrize(
+    ("num_peers", "greeted"),
+    [(4, (1, 1, 1, 1)), (5, (2, 2, 1)), (8, (3,))],
+    ids=["each one", "all between them", "a few"],
+)
+@pytest.mark.parametrize("slices", [0, 4])
+def test_newcomers_that_greet_less_than_a_quorum_each_hold_nobody_up(
+    num_peers: int, greeted: tuple[int, ...], slices: int
+) -> None:
+    """They are let in, and write no lease: whoever they had greeted named them where it led, and the others refused that for good. Of four and of five no round was made."""
+    world = Withholding(num_peers, slices)
+    members = sorted(world.nodes)
+    begin = 0
+    for number, count in enumerate(greeted):
+        newcomer = PeerId(f"q{number:02d}")
+        known, begin = members[begin : begin + count], begin + count
+        world.network.gaps |= {frozenset((newcomer, peer)) for peer in members if peer not in known}
+        world.add_node(newcomer).start(known)
+    assert _rounds_in(world, 60.0) >= 8
+    assert not world.doubted
+
+
+def test_one_member_alone_talks_no_newcomer_out_of_a_roster() -> None:
+    """By NACKs that name whoever is in the roster."""
+    world = Withholding(5, 0)
+    deliver = world.deliver
+
+    def refuse(sender: PeerId, to: PeerId, message: Message) -> None:
+        if to == "p03" and isinstance(message, Propose):
+            at = (message.stage, message.head, message.view, message.ballot, message.ballot)
+            deliver(PeerId("p03"), sender, Nack(*at, tuple(map(name_of, message.value.roster))))
+            return
+        deliver(sender, to, message)
+
+    world.deliver = refuse  # type: ignore[method-assign]
+    world.add_node(JOINER).start(sorted(world.nodes))
+    assert world.run(world.now + 20.0, stop=lambda: JOINER in world.chain()[-1].value.roster)

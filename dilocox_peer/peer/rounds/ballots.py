@@ -35,7 +35,6 @@ from dilocox_peer.wire.chain import Certificate, Entry, Thing, Value
 from dilocox_peer.wire.rounds import (
     Accepted,
     Ack,
-    Directed,
     Inputs,
     Nack,
     Prepare,
@@ -137,7 +136,7 @@ class Ballots:
         if self._slicing is not None and (reason := self._slicing.why_not_vouched(value)):
             return [], reason
         if reason := self.jury.why_withheld(sender, message, now):
-            return [Send(sender, Directed(*seat.at(), each)) for each in seat.to_carry], reason
+            return [*self.jury.answers(sender, message)], reason
         if reason := self._members.why_crowded(seat.place.roster, value.roster, seat.owner.max_peers):
             self._conduct.strike(sender, "led", reason)
             return [], reason

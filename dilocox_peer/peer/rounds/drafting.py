@@ -68,5 +68,7 @@ class Drafts:
         roster = tuple(
             peer for peer in roster if peer == seat.me or not (peer in banned or self._conduct.is_proven(peer))
         )
+        refused = set(self._jury.refused_newcomers(roster))
+        roster = tuple(peer for peer in roster if peer not in refused)
         directive = next(iter(seat.to_carry), None)
         return seat.place.round_value(entries, roster, seat.plan(), directive, results)

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.arrivals import Arrivals
 from dilocox_peer.peer.rounds.conduct import BALLOTS_A_HEAD, REFUSED_SPREAD
+from dilocox_peer.peer.rounds.contract import Send
 from dilocox_peer.peer.rounds.justified import Witness, is_forced, promise_statement
 from dilocox_peer.peer.rounds.justified import why_not_justified as unjustified
-from dilocox_peer.peer.rounds.membership import Members
+from dilocox_peer.peer.rounds.membership import Members, name_of
 from dilocox_peer.peer.rounds.named import why_not_signed
 from dilocox_peer.peer.rounds.proposals import Pending
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate, Entry, Value
-from dilocox_peer.wire.rounds import Accepted, Justification, Propose, Statement
+from dilocox_peer.wire.rounds import Accepted, Directed, Justification, Propose, Statement
 
 MAX_JUMP = 1 << 20  # of a ballot above those known: of 64 peers, one that hears nobody is there after a week
 MAX_ASKED = 4  # ballots of one member remembered per head
@@ -104,7 +105,7 @@ class Jury:
         """As why_not_believed, of a value that nobody proposes to us."""
         if self._why_expelled(value, now) or self._why_unseated(value, now):
             return True
-        if self._why_unknown(value):
+        if self._why_unknown(value) or self.refused_newcomers(value.roster):
             return True
         if self.are_too_few(value.entries, now):
             return True
@@ -123,6 +124,18 @@ class Jury:
             self._conduct.strike(leader, "led", reason)
         reason = reason or self._why_unseated(value, now, None if is_bound else leader)
         return reason or self._why_unknown(value)
+
+    def answers(self, leader: PeerId, message: Propose) -> list[Send]:
+        """To a proposal that gets no vote: what its leader may not know. Without the newcomers that most have not met it gets one."""
+        seat, value = self._seat, message.value
+        directed = [Send(leader, Directed(*seat.at(), each)) for each in seat.to_carry]
+        unmet = self._members.unmet(seat.place.roster, value.roster) if self._why_unknown(value) else []
+        return [*directed, seat.nack(leader, message.ballot, tuple(map(name_of, unmet)))] if unmet else directed
+
+    def refused_newcomers(self, roster: Collection[PeerId]) -> list[PeerId]:
+        """Those of a next roster that too many had not met, when we led with them at this head."""
+        excluded, before = self._arrivals.excluded, self._seat.place.roster
+        return [peer for peer in roster if peer not in before and name_of(peer) in excluded] if excluded else []
 
     def why_not_worked(self, entry: Entry, now: float, spread: float = 1.0) -> str | None:
         """Why nobody can have done what entry claims, as far as we can know."""

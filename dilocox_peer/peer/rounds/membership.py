@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.timing import NEVER, Timing
-from dilocox_peer.types import Digest, PeerId
+from dilocox_peer.types import Digest, PeerId, sha256
 from dilocox_peer.wire.rounds import Heartbeat
 
 MAX_KNOWN = 512  # peers remembered; beyond, the one silent for longest goes, of those who have no vote in our roster
@@ -351,10 +351,14 @@ class Members:
     def why_unknown(self, before: Collection[PeerId], after: Collection[PeerId], *, vote_at_once: bool) -> str | None:
         """Why this roster cannot be judged yet, or None: it has newcomers that were not met here, whose keys its leader may have made up. That they
         sat in a roster tells nothing of them, as leaders write those. vote_at_once: newcomers do; then one is too many, else many are."""
-        newcomers = [peer for peer in after if peer not in before and peer != self._me]
-        unknown = sum(peer not in self._seen or not self._seen[peer].is_met for peer in newcomers)
+        unknown = len(self.unmet(before, after))
         few = 0 if vote_at_once else few_of(before)
         return f"a roster with {unknown} newcomers that are not known here" if unknown > few else None
+
+    def unmet(self, before: Collection[PeerId], after: Collection[PeerId]) -> list[PeerId]:
+        """The newcomers of this roster that were not met here."""
+        newcomers = [peer for peer in after if peer not in before and peer != self._me]
+        return [peer for peer in newcomers if peer not in self._seen or not self._seen[peer].is_met]
 
     def why_crowded(self, before: Collection[PeerId], after: Iterable[PeerId], max_peers: int) -> str | None:
         """Why the newcomers in this roster are too many of one range of addresses, or None."""
@@ -369,6 +373,11 @@ class Members:
 
     def _gone(self, peer: PeerId) -> bool:
         return (seen := self._seen.get(peer)) is not None and seen.has_left
+
+
+def name_of(newcomer: PeerId) -> Digest:
+    """By which a NACK says that it was not met, among what is not to be had."""
+    return sha256(b"newcomer", newcomer.encode())
 
 
 def few_of(roster: Collection[PeerId]) -> int:

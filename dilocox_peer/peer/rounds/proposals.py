@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.holdings import Holdings, part_of
+from dilocox_peer.peer.rounds.membership import name_of
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
@@ -42,7 +43,13 @@ class Lead:
     def most_refused(self, excluded: Collection[Digest]) -> set[Digest]:
         """Those that most refuse, but for what is excluded: one member alone does not talk everybody's contributions out of the round."""
         refusals = {blob: len(peers) for blob, peers in self.nacked.items() if blob not in excluded}
-        return {blob for blob, count in refusals.items() if count == max(refusals.values())}
+        most, names = max(refusals.values()), self._names
+        # Newcomers that greeted some more than others would take a ballot for each such number.
+        return {blob for blob, count in refusals.items() if count == most or (blob in names and 2 * count >= most)}
+
+    @property
+    def _names(self) -> set[Digest]:
+        return set() if self.value is None else set(map(name_of, self.value.roster))
 
     def is_outbid(self, sender: PeerId, message: Nack, highest: int) -> bool:
         """Takes a NACK in this ballot in; whether it names a higher promised one than was known. highest: those above it are not heeded.
@@ -56,7 +63,7 @@ class Lead:
             return True
         if self.value is not None:
             self.nackers.add(sender)
-            for blob in set(message.blobs) & set(self.value.blobs):
+            for blob in set(message.blobs) & {*self.value.blobs, *self._names}:
                 self.nacked.setdefault(blob, set()).add(sender)
         return False
 
