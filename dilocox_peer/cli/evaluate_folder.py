@@ -9,17 +9,14 @@ import typer
 
 from dilocox_peer.cli.flags import EvaluateFlags
 from dilocox_peer.cli.harness import run_tasks
+from dilocox_peer.cli.model_folder import model_in_folder, tokenizer_in_folder
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import NUM_BYTES
 from dilocox_peer.plain_json import plain_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dilocox_peer.data.tokenizer import Tokenizer
-    from dilocox_peer.model.architecture import StageModel
-
-USUAL_CONTEXT = 1024
 
 
 def evaluate_folder(folder: Path, flags: EvaluateFlags) -> None:
@@ -35,8 +32,8 @@ def evaluate_folder(folder: Path, flags: EvaluateFlags) -> None:
         return run_tasks(folder, flags)
     if not flags.data:
         raise ConfigError(f"evaluate {folder}: name the text to evaluate on with --data, or benchmarks with --tasks")
-    model = _model_in(folder, flags.context)
-    tokenizer = _tokenizer_in(folder, flags.tokenizer, model.vocab_size)
+    model = model_in_folder(folder, flags.context)
+    tokenizer = tokenizer_in_folder(folder, flags.tokenizer, model.vocab_size)
     torch.set_num_threads(flags.threads or torch.get_num_threads())
     total, tokens, num_bytes = 0.0, 0, 0
     for ids_T in _sequences(flags.data, flags.column, tokenizer, model.context, flags.tokens):
@@ -53,43 +50,6 @@ def evaluate_folder(folder: Path, flags: EvaluateFlags) -> None:
             f"{folder}: {loss:.4f} nats a token, {bits:.4f} bits a byte; {tokens:,} tokens, {num_bytes:,} bytes, sequences of "
             f"{model.context}"
         )
-
-
-def _model_in(folder: Path, context: int | None) -> "StageModel":
-    """Of any decoder that transformers knows, with its weights; sequences of the model's own length, at most 1,024."""
-    from dilocox_peer.model.architecture import LayerRange
-    from dilocox_peer.model.published import PublishedStage, design_from, design_layout
-    from dilocox_peer.model.weights import open_folder
-
-    opened = open_folder(folder)
-    design = design_from(opened.config_json, num_stages=1, context=USUAL_CONTEXT)
-    most = getattr(design.config, "max_position_embeddings", None) or USUAL_CONTEXT
-    if context is not None and context > most:
-        raise ConfigError(f"--context {context}: the model's sequences have at most {most} tokens")
-    design = design_from(opened.config_json, num_stages=1, context=context or min(most, USUAL_CONTEXT))
-    layers = LayerRange(0, design.config.num_hidden_layers - 1, is_first_stage=True, is_last_stage=True)
-    layout = design_layout(design, layers)
-    opened.check_shapes(design, {spec.name: spec.shape for spec in layout.tensors})
-    model = PublishedStage(design, layers)
-    opened.stage_parameters(design, layout, into=model.flat_N)
-    return model
-
-
-def _tokenizer_in(folder: Path, given: Path | None, vocab_size: int) -> "Tokenizer":
-    from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, FILE_NAME, JsonTokenizer
-    from dilocox_peer.data.tokenizer_files import bounds_beside, read_tokenizer_file
-
-    if given is None and not (folder / FILE_NAME).is_file():
-        if vocab_size == NUM_BYTES:
-            return BYTE_TOKENIZER
-        raise ConfigError(f"{folder} holds no {FILE_NAME}: name the model's with --tokenizer")
-    place = given or folder
-    content = read_tokenizer_file(place)
-    bos, eos = bounds_beside(place, content)
-    found = JsonTokenizer(content, bos=bos, eos=eos, source=str(place))
-    if found.vocab_size > vocab_size:
-        raise ConfigError(f"{place} has {found.vocab_size:,} tokens, the model's vocabulary {vocab_size:,}")
-    return found
 
 
 def _sequences(

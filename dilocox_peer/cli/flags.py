@@ -486,7 +486,7 @@ class ExportFlags:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateFlags:
     prompt: Annotated[str, Positional("Text to go on from.")]
-    model: Annotated[Path | None, Flag("A folder that `export` wrote, instead of a run.", shown=False)] = None
+    model: Annotated[Path | None, Flag("A folder that `export` wrote, or a published model's.", shown=False)] = None
     tokens: Annotated[int, Flag("Tokens to write; in a run of bytes each is one.", least=0)] = 256
     temperature: Annotated[float, Flag("0: always the likeliest.", least=0.0)] = 0.8
     top_k: Annotated[int, Flag("Draw among that many likeliest; 0: all.", least=0)] = 40

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dilocox_peer.cli.flags import GenerateFlags
+from dilocox_peer.cli.model_folder import model_in_folder, tokenizer_in_folder
 from dilocox_peer.cli.sampling_of_run import harmless
 from dilocox_peer.cli.source import load_model, source_of, tokenizer_of
 from dilocox_peer.errors import ConfigError
@@ -19,6 +20,7 @@ ONE_THREAD_PARAMETERS = 20_000_000
 def run_generate(flags: GenerateFlags) -> None:
     """Writes prompt and continuation to standard output. Raises what load_model raises."""
     source = source_of(flags.source, exported=flags.model)
+    from dilocox_peer.model.huggingface import is_of_published
     from dilocox_peer.model.merging import merge
     from dilocox_peer.model.sampling import Sampling, continuation
     from dilocox_peer.peer.device import chosen_device
@@ -28,10 +30,15 @@ def run_generate(flags: GenerateFlags) -> None:
         sampling = Sampling(flags.temperature, flags.top_k)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    whole = merge(load_model(source), flags.base)
-    tokenizer = tokenizer_of(whole, flags.source, given=flags.tokenizer, exported=flags.model or flags.base)
-    _use_threads(flags.threads, whole.num_parameters)
-    model = whole.build(device=device)
+    if flags.model is not None and is_of_published(flags.model):
+        model = model_in_folder(flags.model, None, device=device)
+        tokenizer = tokenizer_in_folder(flags.model, flags.tokenizer, model.vocab_size)
+        _use_threads(flags.threads, model.flat_N.numel())
+    else:
+        whole = merge(load_model(source), flags.base)
+        tokenizer = tokenizer_of(whole, flags.source, given=flags.tokenizer, exported=flags.model or flags.base)
+        _use_threads(flags.threads, whole.num_parameters)
+        model = whole.build(device=device)
     seed = secrets.randbits(31) if flags.seed is None else flags.seed
     prompt = os.fsencode(flags.prompt)  # the bytes that were typed, whatever they are
     ids = prompt_ids(tokenizer, prompt)

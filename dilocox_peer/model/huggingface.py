@@ -3,7 +3,7 @@
 The model is a Llama (tensor names, rotary convention, RMSNorm), so this only copies. The tokenizer is the run's own files as
 they are, or bytes: ids 0..255 are the bytes of the text's UTF-8, nothing else; in the `tokenizers` library's terms a
 byte-level BPE without merges. It takes neither `transformers` nor `tokenizers` to write the folder. Read back is only
-what was written here: of another Llama we could not know the tokens.
+what was written here of a run's own Llama; published models are read by weights.py.
 """
 
 import ctypes
@@ -181,11 +181,23 @@ def _is_ours(entry: Path) -> bool:
 
 def _is_marked(weights: Path) -> bool:
     """Whether the header says that we wrote it. Published models have the same files by the same names."""
+    return _mark_of(weights) in (FORMAT, FORMAT_OF_PUBLISHED)
+
+
+def is_of_published(folder: Path) -> bool:
+    """Whether it holds a published model, or what an export made of one: `read_folder` is of a run's own Llama alone, or says
+    what is wrong with a folder that has no weights or damaged ones."""
+    has_others = (folder / INDEX).is_file() or any((folder / name).is_file() for name in PEFT_FILES)
+    return has_others or _mark_of(folder / WEIGHTS) not in (FORMAT, None)
+
+
+def _mark_of(weights: Path) -> str | None:
+    """What the header says of who wrote it, "" where nothing; None where there is no header to be read."""
     try:
         with safe_open(weights, framework="numpy") as file:
-            return (file.metadata() or {}).get(MARK) in (FORMAT, FORMAT_OF_PUBLISHED)
+            return str((file.metadata() or {}).get(MARK, ""))
     except (SafetensorError, OSError, ValueError):
-        return False
+        return None
 
 
 def write_folder(
