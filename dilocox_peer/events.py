@@ -133,15 +133,23 @@ class Resumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class BootstrapReady(Event):
-    """A bootstrap node serves the run's manifest and DHT; link is what others paste."""
+    """A bootstrap node serves the run's manifest and DHT; link is what others paste, of a run that is not open those on its list alone.
+    admission: the run's mode."""
 
     peer: PeerId
     run: str
     link: str
     addresses: tuple[str, ...]
+    admission: str = "open"
 
     def line(self) -> str:
-        return f"bootstrap of run {self.run[:12]} is up; others join with:\n\n    dilocox-peer join {self.link}\n"
+        up = f"bootstrap of run {self.run[:12]} is up"
+        if self.admission == "open":
+            return f"{up}; others join with:\n\n    dilocox-peer join {self.link}\n"
+        invited = "`dilocox-peer invite run.toml` prints a link for each"
+        if self.admission == "list":
+            return f"{up}; others join by invitation ({invited}), those on its list with:\n\n    dilocox-peer join {self.link}\n"
+        return f"{up}; it takes whom its owner invites: {invited}. Its link, which lets nobody in without:\n\n    {self.link}\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ START_S = 1_700_000_000.0
 ROUND_S = 40
 
 
-def simulated_manifest(rounds: int, stages: int, name: str = "simulated") -> Manifest:
+def simulated_manifest(rounds: int, stages: int, name: str = "simulated", admission: str = "open") -> Manifest:
     """Signed by an owner made up for it."""
     settings = {"total": rounds, "inner_steps": 16}
-    made = preset("tiny", stages={"count": stages}, rounds=settings, run={"name": name})
+    made = preset("tiny", stages={"count": stages}, rounds=settings, run={"name": name}, admission={"mode": admission})
     return made.signed_by(SigningKey(bytes(32)))
 
 

@@ -203,7 +203,8 @@ async def serve_runs(
             runs = starting.result()
             for served in runs:
                 addresses = tuple(served.transport.addresses)
-                listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link(), addresses))
+                mode = served.manifest.admission.mode
+                listener(BootstrapReady(identity.peer_id, served.manifest.run_id, served.link(), addresses, mode))
                 if (remark := _on_admission(served, flags)) is not None:
                     listener(remark)
             if (page := _page(runs, flags, listener)) is not None:
@@ -354,13 +355,13 @@ def _page(
 
 
 def _on_admission(served: _Served, flags: BootstrapFlags) -> Remark | None:
-    """What the owner of a run that is not open has to do, beside handing the link out."""
+    """What the owner of a run that is not open has to know, where invitations are not redeemed here."""
     if served.desk is None:
+        return None
+    if served.desk.can_redeem:
         return None
     name = served.manifest.run.name
     listed = f"the {len(served.desk.gate.members)} listed and " if served.desk.gate.members else ""
-    if served.desk.can_redeem:
-        return Remark(f"run {name!r} takes {listed}invited peers: `dilocox-peer invite` makes a link for each")
     path = owner_key_path(flags.owner_key, flags.home)
     return Remark(
         f"run {name!r} takes {listed}invited peers, and the owner's key is not at {path}: invitations for one peer work, others do not"

@@ -104,8 +104,10 @@ class RunPage:
             "parameters": self.num_parameters,
             "context": manifest.model.context,
             "data": printable(manifest.data.source, MAX_NAME),
-            "join": f"dilocox-peer join {facts.link}",
-            "export": f"dilocox-peer export {facts.link} --out model",
+            "admission": manifest.admission.mode,
+            # Without an invitation in it, the link that is served lets in those on the list alone, and nobody read.
+            "join": None if manifest.admission.mode == "invite" else f"dilocox-peer join {facts.link}",
+            "export": f"dilocox-peer export {facts.link if manifest.admission.mode == 'open' else 'LINK'} --out model",
             "link": facts.link,
         }
 

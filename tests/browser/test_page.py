@@ -108,6 +108,20 @@ async def test_everything_is_reached_and_used_by_keyboard(browser: Browser, serv
     assert all(style != "none" for name, style in seen if name not in {"BODY", "HTML"}), seen
 
 
+async def test_of_a_run_by_invitation_no_line_to_join_by_is_copied(browser: Browser) -> None:
+    invited = simulated_manifest(400, 1, admission="invite")
+    with PageServer({invited.run_id: RunPage(invited)}, host="127.0.0.1", port=0, listener=print) as served:
+        served.show(invited.run_id, fresh(simulated_facts(invited, peers=3, rounds=12)))
+        tab = await opened(browser, served)
+        assert (
+            await tab.run("document.getElementById('how').textContent")
+            == "By invitation: ask the run’s owner for a link."
+        )
+        assert await tab.run("document.querySelector('[data-copies=join]').offsetParent === null")
+        assert "invite --rights read" in await tab.run("document.getElementById('kept').textContent")
+        assert tab.complaints == []
+
+
 async def test_what_strangers_call_themselves_is_text(browser: Browser) -> None:
     named = simulated_facts(MANIFEST, peers=60, rounds=12, names=HOSTILE)
     page = RunPage(MANIFEST)

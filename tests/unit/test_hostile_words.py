@@ -118,3 +118,13 @@ def test_what_ends_a_command_is_said_without_control_characters() -> None:
 def test_the_line_to_join_by_stays_as_it_is() -> None:
     event = BootstrapReady(PeerId("p"), "r" * 64, "dilocox://link", ())
     assert printable_lines(event.line()).endswith("with:\n\n    dilocox-peer join dilocox://link\n")
+
+
+def test_of_a_run_by_invitation_no_line_is_told_that_would_be_refused() -> None:
+    invited = BootstrapReady(PeerId("p"), "r" * 64, "dilocox://link", (), "invite").line()
+    assert "join" not in invited
+    assert "`dilocox-peer invite run.toml` prints a link for each" in invited
+    assert invited.endswith("without:\n\n    dilocox://link\n")
+    listed = BootstrapReady(PeerId("p"), "r" * 64, "dilocox://link", (), "list").line()
+    assert "`dilocox-peer invite run.toml` prints a link for each" in listed
+    assert listed.endswith("those on its list with:\n\n    dilocox-peer join dilocox://link\n")

@@ -358,6 +358,22 @@ def test_an_empty_run_has_a_document_and_figures():
     assert "train_loss" not in known
 
 
+@pytest.mark.parametrize(
+    ("mode", "join", "export"),
+    [
+        ("open", "dilocox-peer join dilocox://x", "dilocox://x"),
+        ("list", "dilocox-peer join dilocox://x", "LINK"),
+        ("invite", None, "LINK"),
+    ],
+)
+def test_no_line_is_shown_that_the_run_refuses_to_everybody(mode: str, join: str | None, export: str):
+    manifest = preset("tiny", admission={"mode": mode, "members": peer_names(0, 1) if mode == "list" else ()})
+    manifest = manifest.signed_by(SigningKey(bytes(32)))
+    run = RunPage(manifest).take(RunFacts(START_S, "dilocox://x", [StageFacts((), (), ())]))["run"]
+    assert (run["admission"], run["join"]) == (mode, join)
+    assert run["export"] == f"dilocox-peer export {export} --out model"
+
+
 def test_speeds_whose_sum_is_no_number_stop_no_page():
     def lease(number: int, speed: float) -> Lease:
         """As the directory reads it."""

@@ -67,7 +67,12 @@ function drawRun(run) {
   document.title = run.name + " – a training run";
   put("name", run.name);
   put("about", si(run.parameters) + " parameters" + (run.stages > 1 ? " in " + run.stages + " stages" : "") + ", trained by volunteers over the internet");
-  put("join", run.join);
+  const invited = "ask the run’s owner for a link";
+  put("how", run.join === null ? "By invitation: " + invited + "." : run.admission === "list"
+    ? "With dilocox-peer installed, those on the run’s list paste this into a terminal; others " + invited + ":"
+    : "With dilocox-peer installed, paste this into a terminal:");
+  at("join").parentNode.hidden = run.join === null;
+  put("join", run.join || "");
   put("export", run.export);
   put("id", run.id.slice(0, 12));
   at("api").href = "/api/state" + query;
@@ -94,7 +99,8 @@ function drawNow(now) {
   at("owner").hidden = !wants;
   put("owner", wants ? "The run’s owner: " + wants : "");
   drawTroubles(now.troubles.filter(each => each.cause + ": " + each.next !== now.why));
-  put("kept", now.kept_round ? "The newest round (" + whole.format(now.kept_round) + " is kept here), as a folder for transformers:" : "The newest round, as a folder for transformers:");
+  put("kept", "The newest round" + (now.kept_round ? " (" + whole.format(now.kept_round) + " is kept here)" : "") + ", as a folder for transformers"
+    + (state.run.admission === "open" ? ":" : "; the LINK is an invitation to read, which the run’s owner makes (invite --rights read):"));
   const share = now.total_steps ? Math.min(1, now.steps / now.total_steps) : 0;
   at("progress").value = share;
   at("progress").hidden = !now.total_steps;
