@@ -12,9 +12,11 @@ from typing import Any
 
 from dilocox_peer.cli.children import Children
 from dilocox_peer.cli.eventlog import append_line, read_event, read_event_file
+from dilocox_peer.data.corpus import STDLIB
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.events_of_data import Evaluated, TextSampled
+from dilocox_peer.manifest import SHARDS
 from dilocox_peer.peer.archivist import Archivist
 from dilocox_peer.peer.footprint import available_memory
 from dilocox_peer.plain_json import plain_json
@@ -47,6 +49,11 @@ class Evaluation:
     async def _run(self) -> None:
         for event in await asyncio.to_thread(read_evaluations, self._folder / FILE):
             self._archivist.evaluations.append(event)
+        if (what := self._data_elsewhere()) is not None:
+            self._tell(
+                f"its data are {what}, which a bootstrap does not hold; evaluate elsewhere: `dilocox-peer evaluate LINK --data FOLDER`"
+            )
+            return
         while not self._is_done():
             if not any(stage.state_round for stage in self._archivist.stages):
                 await asyncio.sleep(LOOK_S)
@@ -57,6 +64,11 @@ class Evaluation:
                 return
             self._tell(reason)
             await asyncio.sleep(AGAIN_S)
+
+    def _data_elsewhere(self) -> str | None:
+        """What the run trains on where that is on other machines; None where it is on every one."""
+        source = self._archivist.manifest.data.source
+        return None if source == STDLIB else "shards" if source == SHARDS else "its volunteers' own files"
 
     def _is_done(self) -> bool:
         """Whether there is nothing to evaluate any more."""
