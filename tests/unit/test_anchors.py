@@ -1,5 +1,7 @@
 """One same round of all stages, on a disk."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,20 @@ def test_a_damaged_newer_file_is_named_and_an_older_round_taken(tmp_path):
     assert loaded.model.origin.round == 3
     assert len(loaded.remarks) == 1
     assert str(path) in loaded.remarks[0]
+
+
+def test_one_state_that_was_certified_twice_is_one(tmp_path):
+    """A view change writes a round's certificate anew, and the anchor stays as it was."""
+    for stage in range(2):
+        save(tmp_path / "a", stage, 4, branch="parted")
+        for folder, head in (("b", "before the view change"), ("c", "after it")):
+            state = replace(state_of(stage, 4), head=sha256(f"{stage} {head}".encode()))
+            write_checkpoint(tmp_path / folder / f"stage{stage}" / "checkpoints", MANIFEST.run_id, state)
+    loaded = load_from_disk([tmp_path / "b", tmp_path / "c"], MANIFEST)
+    assert loaded.remarks == ()
+    loaded = load_from_disk([tmp_path / name for name in "abc"], MANIFEST)
+    assert np.array_equal(tensor(loaded.model, 1), tensor_in(state_of(1, 4), 1))
+    assert "stage 0 has 2 different states of round 4" in loaded.remarks[0]
 
 
 def test_missing_stages_are_named(tmp_path):

@@ -128,11 +128,13 @@ def _verified(paths: Sequence[Path], manifest: Manifest, stage: int, remarks: li
             remarks.append(f"{path} is not used: {error}")
     if not states:
         return None
-    votes = Counter(state.head for state in states)
-    head = min(votes, key=lambda each: (-votes[each], each))
+    # By what is in them: a view change may certify a round again, and then one state has two heads.
+    votes = Counter(state.digest for state in states)
+    heads = Counter(state.head for state in states)
+    chosen = min(states, key=lambda each: (-votes[each.digest], -heads[each.head], each.head))
     if len(votes) > 1:
         remarks.append(
             f"stage {stage} has {len(votes)} different states of round {states[0].round} on this disk (the swarm was "
-            f"parted); {head.hex()[:12]} is used"
+            f"parted); {chosen.head.hex()[:12]} is used"
         )
-    return next(state for state in states if state.head == head)
+    return chosen
