@@ -242,7 +242,8 @@ class RoundCertified(Event):
     """A certificate was applied. round counts from 1; an empty contributor list is a void round.
 
     codec, rank, inner_steps: the round's plan; rank 0: of no use to the codec. delay_s: from our own close of a round to
-    this merge, in which training went on; None when nothing of ours was closed. expected_rounds: of the run, if rounds stay
+    this merge, in which training went on; None when nothing of ours was closed. is_trained: this peer has trained since the round before.
+    is_fetched: it had no part in the round, which is told with others at once (RoundsFetched). expected_rounds: of the run, if rounds stay
     as long as they are; 0: it has no end. norms, clip_factors: of the contributions, in order; of one alone 0.0 and 1.0.
     """
 
@@ -266,10 +267,16 @@ class RoundCertified(Event):
     expected_rounds: int = 0
     norms: tuple[float, ...] = ()
     clip_factors: tuple[float, ...] = ()
+    is_trained: bool = True
+    is_fetched: bool = False
+
+    @property
+    def level(self) -> str:
+        return "debug" if self.is_fetched else self.LEVEL
 
     def line(self) -> str:
         count = len(self.contributors)
-        mine = "" if self.own_included else ", mine comes with the next"
+        mine = "" if self.own_included or not self.is_trained else ", mine comes with the next"
         loss = f", loss {self.train_loss:.3f}" if self.train_loss == self.train_loss else ""
         return f"round {self.round}: {count} contribution{'' if count == 1 else 's'}{loss}{mine}"
 

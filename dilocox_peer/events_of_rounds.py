@@ -47,15 +47,32 @@ class OwnerDirected(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RoundsFetched(Event):
+    """All rounds from first to last were merged, in which this peer had no part. has_come: it had trained in one before."""
+
+    first: int
+    last: int
+    has_come: bool
+
+    def line(self) -> str:
+        rounds = f"round {self.first}" if self.first == self.last else f"rounds {self.first} to {self.last}"
+        return f"fetched {rounds}, made {'without this peer' if self.has_come else 'before this peer came'}"
+
+
+@dataclass(frozen=True, slots=True)
 class Credited(Event):
-    """What the run's certificates count of this peer at its stage, over all its sessions. share: of the stage's, 0.0 to 1.0."""
+    """What the run's certificates count of this peer at its stage, over all its sessions. share: of the stage's, 0.0 to 1.0. has_trained:
+    in this one."""
 
     stage: int
     rounds: int
     tokens: int
     share: float
+    has_trained: bool = True
 
     def line(self) -> str:
+        if not self.rounds and not self.has_trained:
+            return "no contribution of this peer counts yet: nothing was trained this time"
         if not self.rounds:
             return "no contribution of this peer counts yet; the next `join` goes on with what it has trained"
         of_stage = f"{self.share:.0%} of what stage {self.stage} has trained"

@@ -82,7 +82,7 @@ class Bulletin:
         ledger, tokens = Ledger.of(self._machine.chain), self._micro_batch_tokens
         mine = ledger.by_peer.get(self._me)
         if mine is None:
-            self._listener(Credited(self._stage, 0, 0, 0.0))
+            self._listener(Credited(self._stage, 0, 0, 0.0, has_trained=self._progress().tokens > 0))
         else:
             share = ledger.share_of(self._me)
             self._listener(Credited(self._stage, mine.rounds, mine.micro_batches * tokens, share))

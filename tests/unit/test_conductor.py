@@ -72,6 +72,7 @@ class RoundsStub:
     def __init__(self):
         self.head, self.round, self.state_digest = PLACE.head, 0, b""
         self.may_train = self.may_offer = True
+        self.is_behind = False
         self.has_offered = self.is_sliced = False
         plan = first_plan(MANIFEST)
         self.schedule: Any = SimpleNamespace(last_round=2, expected_rounds=9, plan_for=lambda _number: plan)

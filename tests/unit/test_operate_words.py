@@ -6,7 +6,7 @@ from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.operate import peer_lines, run_lines, run_summary
 from dilocox_peer.events import Left, Paused, Resumed, SeenPeer, SwarmSeen, short
 from dilocox_peer.events_of_health import Trouble, TroublesSeen
-from dilocox_peer.events_of_rounds import OwnerDirected
+from dilocox_peer.events_of_rounds import Credited, OwnerDirected
 from dilocox_peer.peer.status import Status
 from dilocox_peer.peer.summary import summary
 from dilocox_peer.types import PeerId
@@ -113,3 +113,8 @@ def test_a_run_from_outside_shows_its_loss_and_the_time_left_where_it_can_be_rea
 def test_a_command_to_a_peer_with_a_name_of_its_own_has_the_name(tmp_path):
     assert PeerHome.at(tmp_path, "a", None).name_flag == " --name a"
     assert PeerHome.at(tmp_path, "default", None).name_flag == ""
+
+
+def test_that_the_next_session_goes_on_with_what_was_trained_is_told_where_something_was() -> None:
+    assert Credited(0, 0, 0, 0.0, has_trained=True).line().endswith("goes on with what it has trained")
+    assert Credited(0, 0, 0, 0.0, has_trained=False).line().endswith("nothing was trained this time")

@@ -55,7 +55,7 @@ class Rounds:
     def __init__(self) -> None:
         self.head, self.round, self.state_digest = PLACE.head, 0, b""
         self.may_train = self.may_offer = True
-        self.has_offered = self.is_sliced = False
+        self.has_offered = self.is_sliced = self.is_behind = False
         plan = first_plan(MANIFEST)
         self.schedule: Any = SimpleNamespace(last_round=9, expected_rounds=9, plan_for=lambda _number: plan)
         self.roster: tuple[PeerId, ...] = (ME,)
@@ -133,6 +133,49 @@ def test_a_peer_that_has_not_closed_a_round_tells_no_loss_of_it():
     first, second = [event.train_loss for event in peer.rounds_told()]
     assert first == 2.5
     assert math.isnan(second)
+
+
+def shown(peer):
+    return [event.line() for event in peer.told if event.level != "debug"]
+
+
+def test_rounds_that_were_made_before_a_peer_came_are_one_line():
+    peer = Peer()
+    peer.rounds.is_behind = True  # more is known to have been certified
+    for number in range(3):
+        peer.on(Glance(), tokens=100 * number)  # between two of them there may be time for a step
+        peer.merge(peer.certified())
+    assert shown(peer) == []
+    peer.rounds.is_behind = False
+    peer.merge(peer.certified())
+    assert shown(peer) == ["fetched rounds 1 to 4, made before this peer came"]
+    assert [event.round for event in peer.rounds_told()] == [1, 2, 3, 4]
+    peer.merge(peer.certified())
+    assert shown(peer)[1:] == ["round 5: 0 contributions"]
+
+
+def test_a_long_way_to_the_run_is_told_in_parts():
+    peer = Peer()
+    peer.rounds.is_behind = True
+    for number in range(4):
+        peer.merge(peer.certified(), now=4.0 * number)
+    assert shown(peer) == ["fetched rounds 1 to 4, made before this peer came"]
+    peer.rounds.is_behind = False
+    peer.merge(peer.certified(), now=17.0)
+    assert shown(peer)[1:] == ["round 5: 0 contributions"]
+
+
+def test_that_ours_comes_with_the_next_is_told_of_rounds_that_we_trained_in_alone():
+    peer = Peer()
+    peer.on(Glance(), tokens=100)
+    peer.merge(peer.certified())
+    peer.merge(peer.certified())  # paused, say
+    assert shown(peer) == ["round 1: 0 contributions, mine comes with the next", "round 2: 0 contributions"]
+    peer.rounds.is_behind = True
+    peer.merge(peer.certified())
+    peer.rounds.is_behind = False
+    peer.merge(peer.certified(own=Entry(ME, 1, BLOB, 1, 8)))
+    assert shown(peer)[2:] == ["fetched round 3, made without this peer", "round 4: 0 contributions"]
 
 
 def test_a_contribution_that_is_clipped_is_told_with_its_norm_and_the_groups():

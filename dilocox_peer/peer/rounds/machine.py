@@ -136,13 +136,10 @@ class RoundMachine:
         self._holdings = Holdings(timing)
         newest = self._chain.certificates[-2 * MAX_REPLAYED :]  # those of before were forgotten, but for a crash
         self._holdings.found(stored_blobs, newest, self.round)
-        checkpoint = durable.checkpoint if durable is not None else None
-        self._forks = Forks(self._chain, max_back=max_back, checkpoint=checkpoint)
+        self._forks = Forks(self._chain, max_back=max_back, checkpoint=None if durable is None else durable.checkpoint)
         self._adoption = Adoption(
             self._owner, self._chain, self._forks, self._members, self._holdings,
-            replay=self.replay_type(
-                me, self._chain, self._holdings, self._members, self._conduct, timing, state_bytes
-            ),
+            replay=self.replay_type(me, self._chain, self._holdings, self._members, self._conduct, timing, state_bytes),
             anchor=Anchorage((me, incarnation), self._chain, self._forks, self._members, timing, rng, self._holdings.is_own, stored_states, now),
             sit=self._sit_down, durable=durable, now=now,
         )  # fmt: skip
@@ -208,9 +205,14 @@ class RoundMachine:
 
     @property
     def may_train(self) -> bool:
-        """Whether local steps make sense: the anchor is ours, the run has started (it waits for its first peers, and
-        whoever came early must not outweigh them in the first round), and it has not gone on without us."""
+        """Whether local steps make sense: the anchor is ours, the run has started (who came early must not outweigh its first peers in
+        the first round), and it has not gone on without us."""
         return self.is_ready and bool(self.roster) and not self._adoption.is_left_behind
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a better chain is known, whose next certificate we have not come to."""
+        return self._adoption.path is not None
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -321,8 +323,7 @@ class RoundMachine:
             case PeerFound(peer, addresses):
                 is_new = self._members.add(peer)
                 self._members.seen_in(peer, addresses)
-                if is_new:
-                    return [Send(peer, self._heartbeat())]
+                return [Send(peer, self._heartbeat())] if is_new else []
             case PeerRefused(peer, is_out):
                 self._members.refused(peer, now, is_out=is_out)
             case PeerUnreached(peer):
@@ -403,8 +404,7 @@ class RoundMachine:
             if not self._takes_part:
                 break
             actions += self.sitting.advance(now)
-            certificate = self.sitting.certificate(adoption.sent_ahead)
-            if certificate is None:
+            if (certificate := self.sitting.certificate(adoption.sent_ahead)) is None:
                 break
             following = self._members.following(self._chain.newest_heads(1 + CLOSE_BEHIND), now)
             told = sorted({*self.roster, *certificate.value.roster, *following} - {self._owner.peer})

@@ -16,7 +16,7 @@ from typing import assert_never
 from dilocox_peer.compression.aggregate import median_norm_of
 from dilocox_peer.compression.ladder import LOW_RANK
 from dilocox_peer.events import Failed, PlanChanged, RoundCertified, RoundClosed
-from dilocox_peer.events_of_rounds import ContributionClipped
+from dilocox_peer.events_of_rounds import ContributionClipped, RoundsFetched
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.measured import Measured
 from dilocox_peer.peer.planning.timetable import Timetable
@@ -55,6 +55,7 @@ from dilocox_peer.wire.chain import Certificate, Entry
 
 PULSE_S = 0.1  # how often progress is read and the clock asked
 LOAD_AGAIN_S = 1.0  # after contributions that are here could not be read
+FETCHED_EVERY_S = 10.0  # between two lines of rounds that are caught up with
 TELL_EVERY_S = 0.25  # as a round comes to its end the others are told of our micro-batches, at most so often; where they are many, as heartbeats
 
 
@@ -134,6 +135,10 @@ class OuterLoop:
         self._last_told, self._last_told_s = (0, 0), now  # round and micro-batches, when we last had them told at once
         self._counted_round = 0  # of which all shares were done by our count when we last had that told
         self._sent_before = 0
+        self._tokens_before = 0  # of ours, when we merged last
+        self._has_come = False  # to a round that was made while we trained
+        self._fetched_from: int | None = None  # the first of the rounds that are told as one when we are at their end
+        self._fetched_at_s = now
         self._merged_at_s = now
 
     @property
@@ -361,6 +366,8 @@ class OuterLoop:
     ) -> list[OuterAction]:
         certificate, value = apply.certificate, apply.certificate.value
         plan = self._schedule.plan_for(value.round)
+        is_trained = apply.own is not None or seen.tokens > self._tokens_before
+        is_fetched, fetched = self._fetched(value.round, now, is_ours=apply.own is not None, is_trained=is_trained)
         certified = RoundCertified(
             round=value.round,
             head=certificate.head.hex(),
@@ -382,6 +389,8 @@ class OuterLoop:
             expected_rounds=self._schedule.expected_rounds or 0,
             norms=merged.norms,
             clip_factors=merged.clip_factors,
+            is_trained=is_trained,
+            is_fetched=is_fetched,
         )
         median_norm = median_norm_of(merged.norms)
         clipped = [
@@ -389,9 +398,24 @@ class OuterLoop:
             for entry, norm, factor in zip(value.entries, merged.norms, merged.clip_factors, strict=True)
             if factor < 1.0
         ]
-        self._merged_at_s, self._sent_before = now, seen.bytes_sent
+        self._merged_at_s, self._sent_before, self._tokens_before = now, seen.bytes_sent, seen.tokens
         self._close_loss = math.nan  # of this round; a peer that does not close the next one has no loss to tell of it
-        return [ToListener(certified), *clipped, *self._plan_told(value.round)]
+        return [*fetched, ToListener(certified), *clipped, *self._plan_told(value.round)]
+
+    def _fetched(self, number: int, now: float, *, is_ours: bool, is_trained: bool) -> tuple[bool, list[OuterAction]]:
+        """(Whether the round is one of several that are told together, what is told of these now): those without a contribution of ours,
+        while more are known to come. Some local steps may be done between them: these go with a later one."""
+        more_come = bool(self._waiting) or number < self._rounds.round or self._rounds.is_behind
+        first, is_one = self._fetched_from, not is_ours and (more_come or self._fetched_from is not None)
+        if is_one and first is None:
+            self._fetched_from, self._fetched_at_s = number, now
+            return True, []
+        if is_one and more_come and now < self._fetched_at_s + FETCHED_EVERY_S:
+            return True, []
+        self._fetched_from = None
+        has_come, self._has_come = self._has_come, self._has_come or (is_trained and not is_one)
+        last = number if is_one else number - 1
+        return is_one, [] if first is None else [ToListener(RoundsFetched(first, last, has_come))]
 
     def _plan_told(self, round_number: int) -> list[OuterAction]:
         """When a certificate planned another round than the ones before it."""
