@@ -76,8 +76,8 @@ def write_run_file(flags: InitFlags) -> None:
 def _with_tokenizer(
     manifest: Manifest, given: Path, path: Path, flags: InitFlags, borders: tuple[str, str] | None = None
 ) -> Manifest:
-    """The manifest of a run whose text this tokenizer.json cuts; the file is copied beside the run's, for those who join.
-    borders: what stands before and behind each document; None: as the tokenizer's own folder says."""
+    """The manifest of a run whose text this tokenizer.json cuts; the file is copied beside the run's.
+    borders: what stands before and behind each document of shards; None, of files: as the tokenizer's own folder says."""
     from dilocox_peer.data.tokenizer import FILE_NAME, JsonTokenizer
     from dilocox_peer.data.tokenizer_files import bounds_beside, keep_tokenizer, read_tokenizer_file
 
@@ -95,7 +95,12 @@ def _with_tokenizer(
     keep_tokenizer(tokenizers_folder(flags.home), given)
     write_whole(copy, content)
     told = f"{bos or 'nothing'} before and {eos or 'nothing'} behind each document"
-    typer.echo(f"wrote {copy}: {tokenizer.vocab_size:,} tokens, {told}; everybody who joins needs this file")
+    needed = (
+        "volunteers do not need it: the shards are tokens already"
+        if borders is not None
+        else "stage 0 needs this file: join it once with --tokenizer"
+    )
+    typer.echo(f"wrote {copy}: {tokenizer.vocab_size:,} tokens, {told}; {needed}")
     model = manifest.model
     if tokenizer.vocab_size > model.vocab_size and not isinstance(model, PublishedSection):
         model = model.model_copy(update={"vocab_size": tokenizer.vocab_size})

@@ -123,6 +123,10 @@ def _chat_of(order: Order) -> AbstractContextManager[ChatProcess | None]:
     return ChatProcess(order.chat, tokenizer.special_tokens)
 
 
+def _told_before(_line: str) -> None:
+    """Of what is read once more."""
+
+
 class _Work:
     def __init__(
         self,
@@ -145,6 +149,10 @@ class _Work:
         self._written = self._begun(force=force)
         self._resumed = len(self._written)
         self._text_bytes = self._documents = 0
+        self._ends: tuple[str, str] | None = None  # keys of the lowest and of the highest hash, of what came until now
+        self._set_apart: tuple[str, str] | None = (
+            None  # the first of these held out, the last trained on, whatever the share
+        )
 
     def run(self) -> Catalogue:
         try:
@@ -152,6 +160,9 @@ class _Work:
         except _OtherDocuments:
             if not self._force:
                 raise
+        return self._make_anew()
+
+    def _make_anew(self) -> Catalogue:
         self._forget()
         self._written = []
         self._resumed = self._text_bytes = self._documents = 0
@@ -199,6 +210,8 @@ class _Work:
         for document in self._mixed():
             self._text_bytes += len(document.data)
             self._documents += 1
+            lowest, highest = self._ends or (document.key, document.key)
+            self._ends = min(lowest, document.key, key=hash_fraction), max(highest, document.key, key=hash_fraction)
             key = self._side_of(document)
             if not to_pass.get(key):
                 yield document
@@ -212,7 +225,8 @@ class _Work:
 
     def _mixed(self) -> Iterator[Document]:
         """Documents of all paths, those that the mix leaves out left out."""
-        reading = Reading(self._order.column, CUT_BYTES, self._refused, self._chat)
+        refused = self._refused if self._set_apart is None else _told_before
+        reading = Reading(self._order.column, CUT_BYTES, refused, self._chat)
         mix = dict(self._order.mix)
         for path in self._order.paths:
             times = mix.get(path, 1.0)
@@ -225,6 +239,8 @@ class _Work:
     def _side_of(self, document: Document) -> tuple[bool, int]:
         """(whether it is held out, how often an epoch goes over it)."""
         held_out = hash_fraction(document.key) < self._order.validation
+        if self._set_apart is not None and document.key in self._set_apart:
+            held_out = document.key == self._set_apart[0]
         return held_out, 1 if held_out else document.times
 
     def _write(self, side: "_Side") -> None:
@@ -290,10 +306,13 @@ class _Work:
         )  # equal documents can fill two
         held = sum(each.documents for each in shards if each.held_out)
         if not held or held == sum(each.documents for each in shards):
+            if self._set_apart is None and self._ends is not None and self._ends[0] != self._ends[1]:
+                self._set_apart = self._ends  # of a few documents none may be below the share, or all
+                return self._make_anew()
             self._forget()
+            number = "1 document is" if self._documents == 1 else f"{self._documents} documents are"
             raise ConfigError(
-                f"{self._documents} documents are too few to train on some and hold {order.validation:.0%} out: give more"
-                " text, or another --validation"
+                f"{number} too few to train on some and hold one out: give more, or the text as several files or lines of JSONL"
             )
         catalogue = Catalogue(
             tokenizer=self._tokenizer.name,

@@ -274,9 +274,23 @@ def test_shards_begun_without_the_hash_of_their_documents_are_not_gone_on_with(t
         made(source, tmp_path / "out")
 
 
+@pytest.mark.parametrize("validation", [0.0001, 0.5])
+def test_of_two_documents_one_is_held_out_whatever_the_share(tmp_path, validation):
+    for number in (2, 3):  # whose hashes are both between these shares
+        (tmp_path / f"{number}.txt").write_text(f"document {number}")
+    texts = Order(
+        tuple(tmp_path.glob("*.txt")), tmp_path / "out", tokenizer=bpe_file(), bos="", eos=EOS, validation=validation
+    )
+    catalogue = make_shards(texts, refused=pytest.fail)
+    assert [sum(each.documents for each in of) for of in (catalogue.train, catalogue.held_out)] == [1, 1]
+    whole = contents(tmp_path / "out")
+    make_shards(texts, refused=pytest.fail, force=True)
+    assert contents(tmp_path / "out") == whole
+
+
 def test_too_few_documents_and_a_full_disk_are_told_in_one_line(tmp_path, source, monkeypatch):
     (tmp_path / "one.txt").write_text("one document")
-    with pytest.raises(ConfigError, match="1 documents are too few to train on some and hold 5% out"):
+    with pytest.raises(ConfigError, match="1 document is too few to train on some and hold one out: give more, or"):
         made(tmp_path / "one.txt", tmp_path / "few")
     assert not (tmp_path / "few").exists()
     left = [4]  # of the first shard and of what is done
@@ -427,6 +441,15 @@ def test_a_run_of_shards_names_catalogue_and_tokenizer(tmp_path, source):
     _, name = read_catalogue(tmp_path / "out")
     assert (section.source, section.catalogue, section.eos) == ("shards", name, EOS)
     assert section.tokenizer == hashlib.sha256(bpe_file()).hexdigest()
+
+
+def test_init_says_who_needs_the_tokenizer(tmp_path, source, capsys):
+    made(source, tmp_path / "out")
+    write_run_file(InitFlags(path=tmp_path / "run.toml", data=tmp_path / "out", home=tmp_path / "home"))
+    assert "volunteers do not need it: the shards are tokens already" in capsys.readouterr().out
+    (tmp_path / "files").mkdir()
+    write_run_file(InitFlags(path=tmp_path / "files" / "run.toml", tokenizer=tmp_path / "out", home=tmp_path / "home"))
+    assert "stage 0 needs this file: join it once with --tokenizer" in capsys.readouterr().out
 
 
 SMOLLM_LIKE = {"type": "Sequence", "pretokenizers": [
