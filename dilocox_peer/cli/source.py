@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 
 from dilocox_peer.cli.flags import SourceFlags
@@ -85,6 +86,10 @@ def _from_run(flags: SourceFlags, invitation: Invitation, console: Console) -> "
 
     reader = PeerHome.at(flags.home, READER)
 
+    def entered() -> None:
+        if not console.is_terminal:  # where nothing turns while we wait
+            typer.echo(f"waiting for a round of all stages ({flags.timeout:g} s at most)", err=True)
+
     with console.status(f"asking run {invitation.run_id[:12]}"):
         return asyncio.run(
             fetch_whole_model(
@@ -92,6 +97,7 @@ def _from_run(flags: SourceFlags, invitation: Invitation, console: Console) -> "
                 timeout_s=flags.timeout,
                 say=lambda line: console.print(line, style="dim", markup=False),
                 reader=reader,
+                entered=entered,
             )
         )
 

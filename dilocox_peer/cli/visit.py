@@ -99,18 +99,25 @@ async def visit(
 
 
 async def fetch_whole_model(
-    invitation: Invitation, *, timeout_s: float, say: Say, reader: PeerHome | None = None
+    invitation: Invitation,
+    *,
+    timeout_s: float,
+    say: Say,
+    reader: PeerHome | None = None,
+    entered: Callable[[], None] = lambda: None,
 ) -> "WholeModel":
     """The model after the newest round that the certificates of all stages name the states of; they are verified from the first
     one on. Of a run that is over, or has no such round within PROOF_S, the tip's, when the stages' voters agree on it. reader:
-    its key is used where the run takes the invited.
+    its key is used where the run takes the invited. entered: told before the wait for a round.
 
-    Raises RunUnreachable: a stage has no peer, nobody answers, or no round is complete within timeout_s.
+    Raises RunUnreachable: nobody has begun the run, which is told after PROOF_S; or a stage has no peer, nobody answers, or no round is
+    complete within timeout_s.
     """
     from dilocox_peer.peer.state.anchors import assemble
 
     async with visit(invitation, reader=reader) as open_visit:
         manifest = await open_visit.enter()
+        entered()
         gatherer = _Gatherer(open_visit, manifest, say)
         try:
             async with asyncio.timeout(timeout_s):
@@ -134,7 +141,8 @@ class _Gatherer:
     async def gather(self) -> "tuple[AnchorState, ...]":
         from dilocox_peer.peer.state.survey import common_tip, fetch_newest, look_at_all, newest_common
 
-        began = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         while True:
             try:
                 await look_at_all(self._surveys)
@@ -142,10 +150,12 @@ class _Gatherer:
                 self._say(str(error))
                 await asyncio.sleep(RETRY_S)
                 continue
+            if all(survey.is_unheld for survey in self._surveys) and loop.time() - began > PROOF_S:
+                raise RunUnreachable("nobody has begun the run: a peer has to join it first, and train a round")
             is_over = all(survey.annals.is_over for survey in self._surveys)
             named = newest_common(self._surveys)
             at_tip = None
-            if is_over or (named is None and asyncio.get_running_loop().time() - began > PROOF_S):
+            if is_over or (named is None and loop.time() - began > PROOF_S):
                 at_tip = await common_tip(self._surveys)
             wanted = at_tip or named
             if wanted is not None and (states := await fetch_newest(self._surveys, wanted)) is not None:

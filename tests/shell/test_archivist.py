@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dilocox_peer.cli import visit as visit_module
 from dilocox_peer.cli.visit import fetch_whole_model
 from dilocox_peer.compression.sizes import blob_limits
+from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.events import Event
 from dilocox_peer.events_of_states import KeepingStopped, RunKept, StageRestored, StateFetchFailed
 from dilocox_peer.invitation import Invitation
@@ -96,6 +98,18 @@ async def gone(*nodes: Node) -> None:
     for node in nodes:
         await node.directory.leave()
         await node.presence.transport.close()
+
+
+async def test_of_a_run_that_nobody_has_begun_a_model_is_not_waited_for(
+    make_keeper: MakeKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visit_module, "PROOF_S", 0.1)
+    keeper = await make_keeper()
+    invitation = Invitation(MANIFEST.run_id, keeper.node.presence.transport.addresses)
+    entered: list[bool] = []
+    with pytest.raises(RunUnreachable, match="nobody has begun the run"):
+        await fetch_whole_model(invitation, timeout_s=20.0, say=print, entered=lambda: entered.append(True))
+    assert entered == [True], "whoever waits is told before"
 
 
 async def test_what_two_stages_had_is_there_when_all_are_gone_and_after_a_restart(

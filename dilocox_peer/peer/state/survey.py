@@ -86,6 +86,9 @@ class Survey:
         self._reached: list[PeerId] = []
         self._leases: Sequence[Lease] = ()
         self.has_looked = False  # at the directory
+        self.is_unheld = (
+            False  # by what it told last: no peer has the stage, and whoever keeps runs says that it has nothing of it
+        )
         self._keepers: dict[PeerId, int] = {}  # those reached, and the rounds of the states they have
         self._failed: dict[PeerId, int] = {}  # times; who fails is asked after the others
 
@@ -223,6 +226,7 @@ class Survey:
         leases, keepers = await asyncio.gather(self._directory.leases(self.stage), self._directory.keepers())
         listed = {lease.peer: not lease.has_left for lease in leases}
         keepers = trusted_first(keepers, self._transport, self._rng)
+        silent = {lease.peer for lease in keepers}
         if (word := await self._directory.word(self.stage)) is not None:
             self.annals.hear(word[0])
 
@@ -238,6 +242,7 @@ class Survey:
             with suppress(PeerUnavailable, ProtocolError):
                 await self._transport.connect(lease.peer, lease.addresses, CONNECT_S)
                 summary = await fetch_summary(self._transport, lease.peer, self.stage, CONNECT_S)
+                silent.discard(lease.peer)
                 return None if summary is None else (lease.peer, summary.round)
             return None
 
@@ -250,6 +255,7 @@ class Survey:
         self._leases = [lease for lease in leases if not lease.has_left]
         self.has_looked = True
         self._keepers = dict(each for each in kept if each is not None)
+        self.is_unheld = not (self._leases or self._keepers or silent)
         known = {*self._reached, *self._keepers}
         self._failed = {peer: times for peer, times in self._failed.items() if peer in known}
         self._heard_at = {
