@@ -131,6 +131,7 @@ class _Demo:
             f"demo: {self._flags.stages} stage{'' if self._flags.stages == 1 else 's'} x {self._flags.replicas} replicas, "
             f"{manifest.rounds.total} rounds, run {manifest.run_id[:12]}"
         )
+        typer.echo("starting the bootstrap ...")
         bootstrap = await self._swarm.start_bootstrap()
         peers = []
         stages = self._flags.stages
@@ -142,6 +143,7 @@ class _Demo:
         for index in range(total):
             if index == total - 1:  # before the last peer, as the rounds begin with it: a short run is over soon after
                 evaluator = await self._swarm.start_evaluator()
+            typer.echo(f"starting peer{index} ({index + 1} of {total}) ...")
             # One after another: four interpreters that import torch at once on two cores start no sooner. The last stage
             # first: origins find those they need when they come.
             stage = stages - 1 - index % stages

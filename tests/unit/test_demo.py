@@ -85,6 +85,9 @@ def test_report_and_timeline_are_written_and_the_summary_names_them(
     assert json.loads(report.read_text())["stages"] == 2
     assert trace.read_text().startswith("<svg")
     told = capsys.readouterr().out
+    for index in range(4):
+        assert f"starting peer{index} ({index + 1} of 4) ..." in told
+    assert told.index("starting the bootstrap ...") < told.index("starting peer0") < told.index("peer0 is up")
     assert told.index("time, start to end") < told.index(str(report)) < told.index(str(trace))
 
 
