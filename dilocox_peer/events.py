@@ -360,8 +360,8 @@ class FirstRosterSigned(Event):
     roster: tuple[PeerId, ...]
 
     def line(self) -> str:
-        peers = ", ".join(short(peer) for peer in self.roster)
-        return f"signed the first roster of stage {self.stage}: {len(self.roster)} peers ({peers})"
+        peers, count = ", ".join(short(peer) for peer in self.roster), len(self.roster)
+        return f"signed the first roster of stage {self.stage}: {count} peer{'' if count == 1 else 's'} ({peers})"
 
 
 @dataclass(frozen=True, slots=True)

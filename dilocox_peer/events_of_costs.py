@@ -37,7 +37,7 @@ class UpkeepReckoned(Event):
     left_s: float | None
 
     def line(self) -> str:
-        left = "" if self.left_s is None else f"; the run takes about {duration(self.left_s)} more"
+        left = "" if self.left_s is None or self.left_s < 1 else f"; the run takes about {duration(self.left_s)} more"
         return (
             f"at this pace it sends {size_words(self.sent_bytes_a_day)} and receives {size_words(self.received_bytes_a_day)} a day, "
             f"{size_words(self.disk_bytes)} of disk{left}"

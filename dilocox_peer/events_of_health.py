@@ -59,6 +59,10 @@ class Trouble:
         return f"{self.cause}: {self.next_words(passed_s)}"
 
 
+def _peers(number: int) -> str:
+    return "one peer" if number == 1 else f"{number} peers"
+
+
 def _named(peers: Sequence[PeerId]) -> str:
     return ", ".join(map(short, peers[:MAX_NAMED])) + (
         f" and {len(peers) - MAX_NAMED} more" if len(peers) > MAX_NAMED else ""
@@ -84,7 +88,7 @@ _CAUSES: dict[TroubleKind, Callable[[Trouble], str]] = {
     "empty": lambda it: f"nobody holds stage {it.stage}" + (f", {_named(it.peers)} is gone" if it.peers else ""),
     "frozen": lambda it: f"nobody of stage {it.stage} answers{_alone(it)}",
     "paused": lambda it: f"everybody of stage {it.stage} has paused{_alone(it)}",
-    "waiting": lambda it: f"stage {it.stage} has {it.number} of the {it.of} peers that it begins with",
+    "waiting": lambda it: f"stage {it.stage} has {it.number} of the {_peers(it.of)} that it begins with",
     "thin": lambda it: f"stage {it.stage} has one peer{_alone(it)}, where others have more",
     "slow": lambda it: f"stage {it.stage} is less than half as fast as the others",
     "silent": lambda it: f"{_whose(it)} does not answer",

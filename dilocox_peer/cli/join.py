@@ -81,9 +81,12 @@ def run_join(flags: JoinFlags) -> None:
     check_device(choices.device)
     check_base_bits(choices.base_bits)
     hours = Hours.parse(flags.hours) if flags.hours is not None else None
-    for flag, mbit_s in (("--max-upload", flags.at_most.max_upload), ("--max-download", flags.at_most.max_download)):
+    for flag, mbit_s, without in (
+        ("--max-upload", flags.at_most.max_upload, "0.8 of what your line carries"),
+        ("--max-download", flags.at_most.max_download, "no limit"),
+    ):
         if mbit_s is not None and not MIN_MBIT_S <= mbit_s <= 1e6:
-            raise ConfigError(f"{flag} {mbit_s:g}: at least {MIN_MBIT_S:g} Mbit/s; leave it out for no limit")
+            raise ConfigError(f"{flag} {mbit_s:g}: at least {MIN_MBIT_S:g} Mbit/s; leave it out for {without}")
     relay_bytes_per_s(flags.at_most.relay)
     if flags.only_idle:
         read_usage()  # or the system cannot tell

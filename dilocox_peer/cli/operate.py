@@ -35,6 +35,7 @@ from dilocox_peer.peer.rates import upload_words
 from dilocox_peer.peer.status import Status, printable, stage_words
 from dilocox_peer.plain_json import plain_json
 from dilocox_peer.types import PeerId
+from dilocox_peer.wire.directives import NOTHING_MORE
 
 WATCH_PEER_S, WATCH_RUN_S = 1.0, 10.0
 SEEN_FROM_OUTSIDE = (
@@ -51,12 +52,13 @@ SEEN_FROM_OUTSIDE = (
     "owner_says",
 )
 NO_COSTS = {"memory_bytes": None}
+LEAST_MBIT_S = 0.01  # that a share of is told
 MAX_NAMED = 8  # of those doubted, and of those refused: the newest
 
 
 def send(command: str, flags: PeerFlags | LeaveFlags) -> None:
     """One command to the peer of this home; prints what it says. Raises NotRunning, ControlRefused."""
-    answer = asyncio.run(ask(_socket(flags.peer_home), command))
+    answer = asyncio.run(ask(_socket(flags.peer_home, of_peer=True), command))
     typer.echo(answer["said"])
 
 
@@ -65,7 +67,9 @@ def send_pause(flags: PauseFlags) -> None:
     from dilocox_peer.cli.invite import seconds_of
 
     seconds = None if flags.duration is None else seconds_of(flags.duration, "--for", 366)
-    answer = asyncio.run(ask(_socket(flags.peer_home), "pause" if seconds is None else f"pause {seconds}"))
+    answer = asyncio.run(
+        ask(_socket(flags.peer_home, of_peer=True), "pause" if seconds is None else f"pause {seconds}")
+    )
     typer.echo(answer["said"])
 
 
@@ -78,11 +82,13 @@ def show_status(flags: StatusFlags) -> None:
         asyncio.run(_show_run(parse_invitation(flags.link), as_json=flags.as_json, watch=flags.watch))
 
 
-def _socket(home: PeerHome) -> Path:
-    """Where the peer of this home answers. Raises NotRunning naming those beside it that run, if it alone does not."""
+def _socket(home: PeerHome, *, of_peer: bool = False) -> Path:
+    """Where the peer of this home answers. Raises NotRunning naming those beside it that run, if it alone does not. of_peer: a bootstrap is
+    not named, which neither pauses nor is meant by somebody who leaves a run."""
     path = socket_path(home.folder)
     if not is_answered(path):
         running = [name for name in home.names_beside() if is_answered(socket_path(home.folder.parent / name))]
+        running = [name for name in running if not of_peer or name != ROLE]
         if running:
             names = " or ".join(f"--name {name}" for name in running)
             raise NotRunning(f"no peer is running here as {home.folder.name!r}: pass {names}, which does")
@@ -128,6 +134,8 @@ def _peer_lines(status: Mapping[str, Any], name: str) -> list[str]:
             + ("" if status["eta_s"] is None else f", about {duration(status['eta_s'])} left")
         )
         more = status["link_overhead"]
+        if max(status["up_bytes_per_s"], status["down_bytes_per_s"]) * 8e-6 < LEAST_MBIT_S:
+            more = None  # of next to nothing: small talk
         lines.append(
             f"  up {_mbit_s(status['up_bytes_per_s'])}, down {_mbit_s(status['down_bytes_per_s'])}"
             + (f"; the links carry {more:.1%} more" if more is not None else "")
@@ -210,6 +218,8 @@ def owner_lines(known: Mapping[str, Any]) -> list[str]:
     if known["owner_wants"] is None:
         return []
     said = f'; says: "{known["owner_says"]}"' if known["owner_says"] else ""
+    if known["owner_wants"] == NOTHING_MORE:
+        return [f"  the run's owner {said[2:]}"] if said else []
     return [f"  the run's owner has it: {known['owner_wants']}{said}"]
 
 
@@ -311,7 +321,8 @@ async def _show_run(invitation: Invitation, *, as_json: bool, watch: bool) -> No
                 for lease in await open_visit.directory.peers(stage)
             ]
             summary = run_summary(manifest, seen, known)
-            typer.echo(plain_json(summary) if as_json else "\n".join(run_lines(manifest, summary)))
+            link = format_invitation(invitation)
+            typer.echo(plain_json(summary) if as_json else "\n".join(run_lines(manifest, summary, link)))
             if not watch:
                 return
             await asyncio.sleep(WATCH_RUN_S)
@@ -359,8 +370,8 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer], known: Mapping[str
     }
 
 
-def run_lines(manifest: Manifest, summary: Mapping[str, Any]) -> list[str]:
-    """The same for a person."""
+def run_lines(manifest: Manifest, summary: Mapping[str, Any], link: str = "LINK") -> list[str]:
+    """The same for a person, who asked by this link."""
     about = " of about " if adapts_inner_steps(manifest) else "/"  # from outside only the settings are known
     lines = [f"{summary['run_name']} ({summary['run'][:12]})  round {summary['round']}{about}{summary['total_rounds']}"]
     if summary["standing"] is not None:
@@ -374,6 +385,8 @@ def run_lines(manifest: Manifest, summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  {summary['counted_share']:.0%} of the contributions that the last rounds could have are in them"
         )
+    if summary["standing"] == "complete":  # nobody has to hold a stage any more
+        return [*lines, f"  its model: dilocox-peer export '{link}' --out model"]
     for each in summary["stages"]:
         here = [True] * len(each["peers"])
         lines.append(

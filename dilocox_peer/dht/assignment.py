@@ -159,7 +159,7 @@ def _thinner(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: in
     thinnest = min(others, key=lambda stage: len(stages[stage]), default=None)
     if thinnest is None or len(peers) - len(stages[thinnest]) < 2:
         return None, 0, ""
-    why = f"it has {len(stages[thinnest])} peers where stage {mine} has {len(peers)}"
+    why = f"it has {len(stages[thinnest])} peer{'' if len(stages[thinnest]) == 1 else 's'} where stage {mine} has {len(peers)}"
     return thinnest, order.index(claimant.peer), why
 
 
@@ -174,7 +174,7 @@ def stage_that_waits(
     count = len(stages[stage])
     if count >= start_peers or any(lease.round > 1 for lease in stages[stage]):  # the one in training
         return None, 0, ""
-    why = f"it begins with {start_peers} peers and has {count}, where stage {mine} has {len(stages[mine])}"
+    why = f"it begins with {start_peers} peer{'' if start_peers == 1 else 's'} and has {count}, where stage {mine} has {len(stages[mine])}"
     return stage, _bounded(turn, claimant.peer), why
 
 

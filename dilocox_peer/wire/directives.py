@@ -25,6 +25,7 @@ MOST_RATE = 4
 VERSION = r"^([0-9]{1,4}(\.[0-9]{1,4}){0,2})?\Z"
 
 Steps = Annotated[int, Meta(ge=0, le=2**31)]
+NOTHING_MORE = "as the run's settings say"
 
 
 class Directive(Declared, frozen=True, tag=versions.DIRECTIVE):
@@ -80,7 +81,7 @@ class Directive(Declared, frozen=True, tag=versions.DIRECTIVE):
             f"version {self.least_version} or newer" if self.least_version else "",
             f"{len(self.banned)} banned" if self.banned else "",
         ]
-        return ", ".join(part for part in said if part) or "as the run's settings say"
+        return ", ".join(part for part in said if part) or NOTHING_MORE
 
     def why_too_old(self, version: str) -> str | None:
         """Why a program of this version is asked not to take part, or None."""

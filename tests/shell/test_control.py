@@ -201,6 +201,20 @@ async def test_who_asks_for_a_peer_that_does_not_run_is_told_the_names_that_do(t
         await asyncio.to_thread(send, "pause", homes["a"])
 
 
+@pytest.mark.parametrize("command", ["pause", "leave"])
+async def test_a_bootstrap_is_not_named_to_whoever_pauses_or_leaves(tmp_path, command):
+    homes = {name: PeerFlags(home=tmp_path, name=name) for name in ("a", "bootstrap", "default")}
+    async with server(socket_path(homes["bootstrap"].peer_home.folder)):
+        with pytest.raises(NotRunning) as raised:
+            await asyncio.to_thread(send, command, homes["default"])
+        assert "--name bootstrap" not in str(raised.value)
+        async with server(socket_path(homes["a"].peer_home.folder)):
+            with pytest.raises(NotRunning, match="as 'default': pass --name a, which does"):
+                await asyncio.to_thread(send, command, homes["default"])
+            await asyncio.to_thread(send, command, homes["a"])
+        await asyncio.to_thread(send, command, homes["bootstrap"])  # whoever names it means it
+
+
 def test_a_long_home_has_a_short_socket_of_its_own():
     long = Path("/home") / ("x" * 120)
     assert len(os.fsencode(socket_path(long))) <= 100

@@ -1,10 +1,13 @@
 """What `status` and `pause` say of a peer, and to it."""
 
+from dataclasses import replace
+
 import pytest
 
 from dilocox_peer.cli.home import PeerHome
-from dilocox_peer.cli.operate import peer_lines, run_lines, run_summary
-from dilocox_peer.events import Left, Paused, Resumed, SeenPeer, SwarmSeen, short
+from dilocox_peer.cli.operate import owner_lines, peer_lines, run_lines, run_summary
+from dilocox_peer.events import FirstRosterSigned, Left, Paused, Resumed, SeenPeer, SwarmSeen, short
+from dilocox_peer.events_of_costs import UpkeepReckoned
 from dilocox_peer.events_of_health import Trouble, TroublesSeen
 from dilocox_peer.events_of_rounds import Credited, OwnerDirected
 from dilocox_peer.peer.status import Status
@@ -118,3 +121,43 @@ def test_a_command_to_a_peer_with_a_name_of_its_own_has_the_name(tmp_path):
 def test_that_the_next_session_goes_on_with_what_was_trained_is_told_where_something_was() -> None:
     assert Credited(0, 0, 0, 0.0, has_trained=True).line().endswith("goes on with what it has trained")
     assert Credited(0, 0, 0, 0.0, has_trained=False).line().endswith("nothing was trained this time")
+
+
+def test_of_a_complete_run_its_model_is_named_and_no_stage_is_called_empty() -> None:
+    manifest = simulated_manifest(8, 2)
+    facts = simulated_facts(manifest, peers=4, rounds=8)
+    over = [replace(stage, holders=(), roster=(), is_over=True) for stage in facts.stages]
+    lines = run_lines(
+        manifest, run_summary(manifest, [], RunPage(manifest).take(replace(facts, stages=over))), "dilocox://x"
+    )
+    assert lines[1].startswith("  complete: ")
+    assert lines[-1] == "  its model: dilocox-peer export 'dilocox://x' --out model"
+    assert not any("stage" in line or "a day" in line for line in lines)
+
+
+def test_an_owner_that_wants_nothing_is_not_told_of_but_for_what_it_says() -> None:
+    nothing = {"owner_wants": "as the run's settings say", "owner_says": ""}
+    assert owner_lines(nothing) == []
+    assert owner_lines({**nothing, "owner_says": "hello"}) == ['  the run\'s owner says: "hello"']
+    assert owner_lines({**nothing, "owner_wants": "paused"}) == ["  the run's owner has it: paused"]
+
+
+def test_what_links_carry_beside_next_to_nothing_is_not_told() -> None:
+    found = Status()
+    found.take(joined(), 0.0)
+    found.take(progress(1), 1.0)
+    status = {**summary(found, 1.0), "link_overhead": 11.168}
+    assert "the links carry" not in "\n".join(peer_lines({**status, "up_bytes_per_s": 1000.0, "down_bytes_per_s": 0.0}))
+    assert "the links carry 1116.8% more" in "\n".join(
+        peer_lines({**status, "up_bytes_per_s": 1000.0, "down_bytes_per_s": 2000.0})
+    )
+
+
+def test_the_last_second_of_a_run_is_not_told_as_time_that_is_left() -> None:
+    assert "the run takes" not in UpkeepReckoned(1, 1, 1, 0.4).line()
+    assert UpkeepReckoned(1, 1, 1, 1.0).line().endswith("the run takes about 1 second more")
+
+
+def test_one_peer_is_no_peers() -> None:
+    assert "1 peer (" in FirstRosterSigned(0, (ME,)).line()
+    assert "of the one peer that it begins with" in Trouble("waiting", 0, number=0, of=1).cause

@@ -20,6 +20,9 @@ def say(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
     return left.value.code
 
 
+LINK = f"dilocox://{'0' * 64}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWMzZeB3V7nirEpriWV7DVBSh53f51CkWLdzkaUCykbUtZ"
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -42,6 +45,7 @@ def say(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
         (["replay", "HOME/late"], "late"),
         (["replay", "HOME/never"], "never"),
         (["join", "dilocox://x", "--max-disk", "inf"], "--max-disk"),
+        (["join", LINK, "--max-upload", "0"], "leave it out for 0.8 of what your line carries"),
         (["join", "dilocox://x", "--max-memory", "inf"], "--max-memory"),
         (["join", "dilocox://x", "--max-gb-month", "1e300"], "--max-gb-month"),
         (["bootstrap", "HOME/run.toml", "--keep-disk", "inf"], "--keep-disk"),
