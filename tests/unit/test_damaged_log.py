@@ -258,6 +258,52 @@ def test_no_more_than_two_are_kept(tmp_path: Path, log: Path, monkeypatch: pytes
     assert set_aside(log)[-1] == last
 
 
+def test_what_little_is_damaged_later_pushes_nothing_out_of_what_is_kept(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.with_suffix(".past").unlink()
+    whole_log = log.read_bytes()
+    for second in range(3):  # after the first there is nothing left
+        monkeypatch.setattr("time.gmtime", lambda second=second: (2026, 11, 28, 12, 0, second, 5, 332, 0))
+        opened(tmp_path).close()
+        last = flip(log, 20)
+    assert set_aside(log)[0] == whole_log
+    monkeypatch.setattr("time.gmtime", lambda: (2026, 11, 28, 12, 1, 0, 5, 332, 0))
+    opened(tmp_path).close()
+    assert set_aside(log) == [whole_log, last]
+
+
+def test_starts_that_cannot_replace_it_keep_it_once(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service is started again every quarter of a minute."""
+    damaged = flip(log, 20)
+    monkeypatch.setattr("dilocox_peer.peer.rounds.journal.replace_file", fails)
+    for second in range(3):
+        monkeypatch.setattr("time.gmtime", lambda second=second: (2026, 11, 28, 12, 0, second, 5, 332, 0))
+        with pytest.raises(OSError, match="No space left"):
+            opened(tmp_path)
+    assert set_aside(log) == [damaged]
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["empty", "gone"])
+def test_blocks_beside_a_log_that_is_empty_are_kept_and_told(
+    tmp_path: Path, log: Path, chain: list[Certificate], is_there: bool
+) -> None:
+    past = log.with_suffix(".past")
+    blocks = past.read_bytes()
+    log.unlink()
+    if is_there:
+        log.touch()
+    _, certificates, told = started(tmp_path)
+    assert certificates == []
+    assert set_aside(past) == [blocks]
+    assert ["is empty, and certificates lie beside it" in line for line in told] == [True]
+    keeper = opened(tmp_path)
+    grow(keeper, chain, 0, HEIGHT)
+    keeper.close()
+    assert started(tmp_path)[1:] == (chain, [])
+    assert set_aside(past) == [blocks]
+
+
 def no_links(*_: object) -> None:
     raise OSError(errno.EPERM, "Operation not permitted")
 

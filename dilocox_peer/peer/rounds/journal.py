@@ -131,6 +131,10 @@ class Journal:
             self.loaded = replace(self.loaded, reason=reason, is_damaged=True)
             names, height = " and ".join(each.name for each in kept), self.chain.height
             self.damage = f"{path} was damaged ({reason}): {height} certificates could be read; what was there is kept beside it as {names}"
+        if not raw and self.store.size_bytes:
+            beside = self._keep_past(0)
+            found = self._take_up(_load(raw, genesis, self.store))
+            self.damage = f"{path} is empty, and certificates lie beside it: it was lost, or a first copy of the run cut short; they are kept as {beside.name}"
         self.store.cut(found.past_bytes)
         if self.loaded.reason and not self.loaded.is_damaged:
             begun = self.loaded.durable is not None  # else it begins anew
@@ -155,15 +159,20 @@ class Journal:
     def _keep_damaged(self, found: "_Found") -> list[Path]:
         """As what the damaged files are kept; those in their place are whole. Each is replaced at once, and only when what was there is kept:
         killed in between, the next start finds the damage again. Raises OSError."""
-        past = self._path.with_suffix(PAST)
         parts = self._parts(found.whole_bytes)
         kept = [set_aside(self._path)]
         if found.whole_bytes < min(found.past_bytes, self.store.size_bytes):
-            kept.append(set_aside(past))
-            replace_file(past, _pieces(self.store, found.whole_bytes), mode=0o600)
-            self.store.close()
-            self.store = BlockFile.at(past)
+            kept.append(self._keep_past(found.whole_bytes))
         replace_file(self._path, parts, mode=0o600)
+        return kept
+
+    def _keep_past(self, whole_bytes: int) -> Path:
+        """As what the blocks are kept; those in their place are the first so many bytes. Raises OSError."""
+        past = self._path.with_suffix(PAST)
+        kept = set_aside(past)
+        replace_file(past, _pieces(self.store, whole_bytes), mode=0o600)
+        self.store.close()
+        self.store = BlockFile.at(past)
         return kept
 
     @property

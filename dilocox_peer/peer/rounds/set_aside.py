@@ -15,8 +15,10 @@ _NO_LINKS = frozenset((errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSU
 
 
 def set_aside(path: Path) -> Path:
-    """What the file is kept as from here on, on the disk when this returns; path stays until it is replaced. The oldest beyond MOST_KEPT
-    go. Raises OSError."""
+    """What the file is kept as from here on, on the disk when this returns; path stays until it is replaced. Beyond MOST_KEPT the smallest of
+    the others go: after the first damage there is little in a log, which must not push the run's out. Raises OSError."""
+    if there := next((each for each in kept_of(path) if each.samefile(path)), None):
+        return there  # it could not be replaced last time
     kept = path.with_name(f"{path.name}{DAMAGED}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
     kept.unlink(missing_ok=True)  # of the same second
     try:
@@ -27,7 +29,7 @@ def set_aside(path: Path) -> Path:
         shutil.copyfile(path, kept)
         make_durable(kept)
     fsync_folder(path.parent)
-    others = [each for each in kept_of(path) if each != kept]
+    others = sorted((each for each in kept_of(path) if each != kept), key=lambda each: each.stat().st_size)
     for old in others[: max(0, len(others) - MOST_KEPT + 1)]:
         with suppress(OSError):  # it costs room
             old.unlink()

@@ -92,7 +92,7 @@ class Keeper:
         loaded = load_newest(self.checkpoints, manifest.run_id, self._layout, among=among)
         for complaint in loaded.damaged:
             listener(Remark(f"a checkpoint is damaged and not used: {complaint}"))
-        if self.journal.loaded.is_damaged:
+        if self.journal.damage:
             listener(Failed("log of rounds", self.journal.damage))
         elif self.journal.loaded.reason:
             listener(Remark(f"the journal of rounds was cut short by a crash: {self.journal.loaded.reason}"))
