@@ -18,7 +18,7 @@ import typer
 from dilocox_peer.cli.flags_of_owner import OwnerFlags
 from dilocox_peer.cli.home import PeerHome, default_home
 from dilocox_peer.cli.invite import BOOTSTRAP, of_run, owned, peer_named, run_here
-from dilocox_peer.errors import ConfigError, RunUnreachable
+from dilocox_peer.errors import ConfigError, DilocoxError, RunUnreachable
 from dilocox_peer.invitation import Invitation
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.identity import read_key
@@ -107,7 +107,10 @@ def _say(
     if flags.what == "show":
         known = _known(manifest, records, found, least)
         if known is not None and found:
-            records.take_directive(known, key.peer_id)
+            try:
+                records.take_directive(known, key.peer_id)
+            except DilocoxError as error:  # a key on a stick that is read-only shows what the run knows all the same
+                typer.echo(f"not written down here: {error.line}", err=True)
         return known
     with records.alone():
         known = _known(manifest, records, found, least)

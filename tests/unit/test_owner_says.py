@@ -1,5 +1,6 @@
 """What `owner` takes and refuses, of a run that is on in no network."""
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -143,6 +144,20 @@ def test_what_the_run_knows_comes_into_records_that_were_restored_from_a_copy(sa
     said("show", link=elsewhere.link)
     assert elsewhere.recorded == elsewhere.says(4, stop_after=9)
     assert elsewhere.published == []
+
+
+def test_what_the_run_knows_is_shown_where_nothing_can_be_written(said, elsewhere, capsys, monkeypatch):
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("dilocox_peer.peer.desk.replace_file", refuses)
+    elsewhere.in_run = [elsewhere.says(4, stop_after=9)]
+    said("show", link=elsewhere.link)
+    told = capsys.readouterr()
+    assert "directive 4: ends after round 9" in told.out
+    assert "not written down here: " in told.err
+    with pytest.raises(ConfigError, match="Read-only"):
+        said("pause", link=elsewhere.link)
 
 
 def test_of_two_words_with_one_number_one_is_followed_and_the_other_told(said, elsewhere, capsys):
