@@ -266,15 +266,15 @@ def affordable(blocks: int, batch: int, *, context: int, block: int, head: int, 
 # -- looking: this machine, quickly -----------------------------------------------------------------------------------
 
 
-def quick_checks(home: Path, identity_path: Path, host_maddrs: Sequence[str]) -> list[Check]:
-    """The checks of this machine that take no time and load nothing."""
+def quick_checks(home: Path, identity_path: Path, host_maddrs: Sequence[str], run: str = "*") -> list[Check]:
+    """The checks of this machine that take no time and load nothing. run: as of look_at_disk."""
     return [
         judge_python(tuple(sys.version_info[:3]), sys.platform),
         look_at_packages(),
         look_at_open_files(),
         look_at_key(identity_path),
         look_at_ports(host_maddrs),
-        look_at_disk(home),
+        look_at_disk(home, run=run),
     ]
 
 
@@ -344,14 +344,14 @@ def look_at_ports(host_maddrs: Sequence[str]) -> Check:
     return Check("ports", "ok", f"can listen on {', '.join(texts)}")
 
 
-def look_at_disk(home: Path, need: int = 0, least_gb: float | None = None) -> Check:
-    """Room at home, which need not be there yet but has to be makeable."""
+def look_at_disk(home: Path, need: int = 0, least_gb: float | None = None, run: str = "*") -> Check:
+    """Room at home, which need not be there yet but has to be makeable. run: the name of its folder there, "*": any."""
     if is_read_only(home):
         found = f"{home} is on a disk that is read-only"  # now, where it was written to before
         return Check("disk", "fail", found, MOUNT, may_pass=home.is_dir())
     if trouble := why_not_made(home):
         return Check("disk", "fail", f"{home} cannot be made: {trouble}", "pass another --home")
-    is_back = not need and any(home.glob("runs/*/stage*/rounds.log"))
+    is_back = not need and any(home.glob(f"runs/{run}/stage*/rounds.log"))
     return judge_disk(free_bytes(home), need, folder=home, least_gb=least_gb, is_back=is_back)
 
 

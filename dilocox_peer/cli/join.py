@@ -47,6 +47,7 @@ from dilocox_peer.peer.settings import (
     relay_bytes_per_s,
 )
 from dilocox_peer.peer.startup import StartUp, StartupStep
+from dilocox_peer.types import RunId
 from dilocox_peer.wire.declared import MAX_SITE_CHARS, SITE
 from dilocox_peer.wire.records import MAX_PUBLIC_NAME
 
@@ -93,7 +94,7 @@ def run_join(flags: JoinFlags) -> None:
     if flags.detach:
         detached(home, has_log_file=flags.log_file is not None)
         return
-    warnings = _check_machine(home, choices.host_maddrs)
+    warnings = _check_machine(home, invitation.run_id, choices.host_maddrs)
     home.make()
     observer = Observer()
     on_screen = not (flags.plain or flags.log.is_json or flags.until_stdin_closes) and is_interactive()
@@ -169,14 +170,14 @@ def _compiled_or_not(choices: Choices) -> tuple[Choices, str]:
     return replace(choices, compile=False), f"--compile does not work here, layers run as they are: {reason}"
 
 
-def _check_machine(home: PeerHome, host_maddrs: Sequence[str]) -> list[Check]:
+def _check_machine(home: PeerHome, run: RunId, host_maddrs: Sequence[str]) -> list[Check]:
     """The doctor's quick checks, before anything is made or started: warnings come back. Raises ConfigError;
     DiskTakesNothing where all that fails may pass by itself.
 
     Takes some 0.1 s. Before the key is locked, or the check would find it in use.
     """
     with StartUp(StartupStep.MACHINE).named():
-        found = quick_checks(home.folder, home.identity_path, host_maddrs)
+        found = quick_checks(home.folder, home.identity_path, host_maddrs, home.run_folder(run).name)
         failed = [check for check in found if check.status == "fail"]
         if failed:
             kind = DiskTakesNothing if all(check.may_pass for check in failed) else ConfigError

@@ -147,6 +147,8 @@ def test_a_peer_that_has_been_here_starts_with_less_room_than_a_new_one(tmp_path
     log.parent.mkdir(parents=True)
     log.touch()
     assert checks.look_at_disk(tmp_path).status == "warn"
+    assert checks.look_at_disk(tmp_path, run="0123").status == "warn"
+    assert checks.look_at_disk(tmp_path, run="4567").status == "fail", "nothing of that run is here yet"
     assert checks.look_at_disk(tmp_path, need=10**6).status == "fail", "where a stage is to be taken"
     monkeypatch.setattr(checks, "free_bytes", lambda folder: 0)
     assert checks.look_at_disk(tmp_path).may_pass

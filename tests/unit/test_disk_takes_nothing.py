@@ -74,14 +74,18 @@ def test_a_path_that_nobody_has_looked_after_has_the_code_too(
     ("patch", "code", "said"),
     [
         ("checks.free_bytes = lambda folder: 0", 5, "disk: 0 MB free"),
+        ("checks.free_bytes = lambda folder: 2_000_000", 5, "disk: 2 MB free"),
         ("checks.is_read_only = lambda folder: True", 5, "is on a disk that is read-only"),
         ("checks.free_bytes = lambda folder: 0; checks.judge_python = no_python", 2, "no python; disk: 0 MB free"),
     ],
-    ids=["full", "read-only", "full, and a mistake"],
+    ids=["full", "room for another run's alone", "read-only", "full, and a mistake"],
 )
 def test_join_ends_with_a_code_that_is_tried_again(tmp_path: Path, patch: str, code: int, said: str) -> None:
     home = PeerHome.at(tmp_path, "default")
     home.make()
+    another = home.folder / "runs" / "another" / "stage0" / "rounds.log"
+    another.parent.mkdir(parents=True)
+    another.touch()
     with Identity.open(home.identity_path):
         pass
     script = (
