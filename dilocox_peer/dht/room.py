@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dilocox_peer.dht.records import LATEST_S
 from dilocox_peer.types import PeerId
 
 MAX_RECORDS = 128  # under one key; the peers of a stage are spread over BUCKETS keys
@@ -87,7 +88,7 @@ class RecordRoom:
             going.append((key, name))
         share = self._share_of(giver) if before is None or is_own else before.share
         more = _cost(num_bytes) - (_cost(before.num_bytes) if before is not None and before.share == share else 0)
-        if now - self._swept_at >= SWEPT_S and self._lacking(share, more, going):
+        if not 0 <= now - self._swept_at < SWEPT_S and self._lacking(share, more, going):
             self._swept_at = now
             for each in list(self._keys):
                 self._forget_expired(each, now)
@@ -196,7 +197,9 @@ class RecordRoom:
         )
 
     def _forget_expired(self, key: object, now: float) -> None:
-        for writer in [writer for writer, kept in self._keys.get(key, {}).items() if kept.expires_s < now]:
+        """Nor does what was kept while our clock was ahead take room: it is dropped where it lies as soon as somebody looks (bounds.py)."""
+        there = self._keys.get(key, {})
+        for writer in [writer for writer, kept in there.items() if not now <= kept.expires_s <= now + LATEST_S]:
             self.dropped(key, writer)
 
 

@@ -260,3 +260,39 @@ def test_what_goes_from_another_key_is_gone_from_the_storage() -> None:
     assert node.take("newcomer", Giver(PeerId("newcomer")), key="lease", value=value)
     assert not node.held(held[-1])
     assert node.held(held[0]) == {"stranger"}
+
+
+def test_what_was_stored_while_the_clock_was_ahead_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share that is full of it, of which nobody looks at the keys."""
+    node, now, large = Node(), time.time, b"v" * (MAX_BYTES_OF_PLACE // 10)
+    monkeypatch.setattr(time, "time", lambda: now() + 7200.0)
+    ahead = Giver(PeerId("ahead"), "10.0.0.0/24")
+    keys = [f"key {number}" for number in range(10)]
+    stored = [node.take("ahead", ahead, key=key, value=large, later_s=7200.0) for key in keys]
+    assert all(stored[:-1])
+    assert not stored[-1], "the share is full"
+    monkeypatch.undo()
+    for key in keys[:-1]:
+        assert node.take("newcomer", Giver(PeerId("newcomer"), "10.0.0.0/24"), key=f"another {key}", value=large)
+
+
+def test_what_has_expired_makes_room_also_where_the_clock_went_back() -> None:
+    room, large = RecordRoom("ourselves"), MAX_BYTES_OF_PLACE // 10
+
+    def comes(name: str, now: float) -> bool:
+        by = Giver(PeerId(name), "10.0.0.0/24")
+        if room.make(name, name, large, by, now) is None:
+            return False
+        room.kept(name, name, large, now + 60.0, by)
+        return True
+
+    ahead, right = 107_200.0, 100_000.0
+    for number in range(9):
+        assert comes(f"ahead {number}", ahead)
+    assert not comes("one more", ahead), "it is full"
+    for number in range(9):
+        room.dropped(f"ahead {number}", f"ahead {number}")
+    for number in range(9):
+        assert comes(f"here {number}", right)
+    assert not comes("one more", right), "it is full"
+    assert comes("newcomer", right + 61.0)
