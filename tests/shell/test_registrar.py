@@ -298,7 +298,9 @@ async def test_what_is_said_elsewhere_comes_into_the_owners_records(
     player = await scene.join("a", FIRST)
     await until(lambda: hello in player.directed and registrar.directed == 1)
     await player.directory.publish_directive(ban)
-    await until(lambda: records.directive(run=MANIFEST.digest, owner=OWNER.peer_id) == ban)
+    # A thread writes the record; what follows from it comes after.
+    await until(lambda: scene.bootstrap.told(Remark) != [])
+    assert records.directive(run=MANIFEST.digest, owner=OWNER.peer_id) == ban
     assert registrar.directed == 2
     assert scene.bootstrap.told(Failed) == []
     [told] = [event.line() for event in scene.bootstrap.told(Remark)]
@@ -334,6 +336,7 @@ async def test_two_words_with_one_number_are_settled_by_the_next_and_the_lost_on
     scene.bootstrap.start(records)
     await until(lambda: settled in player.directed)
     await until(lambda: records.directive(run=MANIFEST.digest, owner=OWNER.peer_id) == settled)
+    await until(lambda: scene.bootstrap.told(Failed) != [])
     found = await player.directory.directive()
     assert found is not None
     assert found[0] == settled
