@@ -1,4 +1,4 @@
-"""How a peer leaves: what ends beside its goodbyes, for how long it is waited for, and whose memory goes back."""
+"""How a peer leaves: what ends beside its goodbyes, for how long it is waited for, and whose memory goes back, then or before."""
 
 import asyncio
 import sys
@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.stage import build_stage
 from dilocox_peer.peer import farewell
 from dilocox_peer.peer.farewell import Parting, say_goodbye
-from dilocox_peer.peer.training.given_back import LEAST_BYTES, give_back
+from dilocox_peer.peer.training.given_back import LEAST_BYTES, give_back, give_back_by_piece
 from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, first_state
 from dilocox_peer.types import Layout, sha256
 
@@ -48,6 +49,26 @@ def test_only_whole_pages_of_a_vector_are_given_back():
     give_back([inner])
     assert around[: LARGE + 1].all()
     assert around[2 * LARGE + 2 :].all()
+
+
+@linux
+def test_the_memory_of_a_vector_goes_back_before_it_is_freed():
+    large = torch.ones(4 * LARGE)
+    before = resident_bytes()
+    assert 4 * LEAST_BYTES - 8192 <= give_back_by_piece(large) <= 4 * LEAST_BYTES
+    assert before - resident_bytes() > 3 * LEAST_BYTES
+    assert not large[4096:-4096].any()
+
+
+@pytest.mark.parametrize(
+    "of",
+    [lambda: torch.ones(4 * LARGE)[LARGE:], lambda: torch.from_numpy(np.ones(4 * LARGE, np.float32)), lambda: torch.ones(1000)],
+    ids=["part", "another's", "small"],
+)  # fmt: skip
+def test_memory_that_others_may_hold_stays(of):
+    vector = of()
+    assert give_back_by_piece(vector) == 0
+    assert vector.all()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dilocox_peer.compression.contribution import decode_contribution, encode_co
 from dilocox_peer.errors import MalformedBlob, StateCorrupt
 from dilocox_peer.manifest import Manifest, RunSection
 from dilocox_peer.peer.state.checkpoint import GrowingCheckpoint
+from dilocox_peer.peer.training import given_back
 from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory
 from dilocox_peer.peer.training.crew import Crew
 from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings, first_state, initial_state
@@ -252,6 +254,28 @@ def test_a_served_state_does_not_change_while_training_goes_on():
         peer.merge([peer.offer().blob], [1], True, round_number)
     assert (bytes(served.anchor), bytes(served.momentum)) == before
     assert served.anchor.readonly
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise as Linux has it")
+@pytest.mark.parametrize("ends", ["withdrawn", "settled by a void round", "installed"])
+def test_an_offer_that_ends_goes_back_to_the_system(monkeypatch, ends):
+    monkeypatch.setattr(given_back, "LEAST_BYTES", 1)
+    layout = Layout.of([("a", (8192,))])
+    outer = OuterOptimizer(settings("int4"), first_state(layout, torch.zeros(8192), head=head(0)))
+    local = torch.randn(8192, generator=torch.Generator().manual_seed(1))
+    blob = outer.offer(local, 1).blob
+    residual = outer.residual_N.fill_(0.5)
+    assert local[1024:-1024].all()
+    match ends:
+        case "withdrawn":
+            outer.withdraw()
+        case "settled by a void round":
+            outer.merge([blob], [0], own=True, round_number=1, head=head(1))
+        case _:
+            state = first_state(layout, torch.ones(8192), head=head(5))
+            assert outer.install(state, keep_pseudo_gradient=False).all()
+            assert not residual[1024:-1024].any()
+    assert not local[1024:-1024].any()
 
 
 def test_an_installed_state_carries_the_pseudo_gradient_or_drops_it():

@@ -1,6 +1,7 @@
 """Stages of a pipeline, coupled in one thread without a network: what they compute equals one whole model."""
 
 import random
+import sys
 from collections import deque
 from typing import Any
 
@@ -14,6 +15,7 @@ from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.stage import build_stage
 from dilocox_peer.model.transformer import LlamaStage
 from dilocox_peer.peer.planning.timetable import Timetable
+from dilocox_peer.peer.training import given_back
 from dilocox_peer.peer.training.outer import initial_state
 from dilocox_peer.peer.training.stage_loop import StageLoop
 from dilocox_peer.pipeline import contract
@@ -195,6 +197,24 @@ def test_a_shift_while_forwards_are_out_reaches_the_weights_and_every_snapshot()
     origin.withdraw()
     pipe.run()
     assert origin.pending_N is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise as Linux has it")
+def test_what_was_added_goes_back_to_the_system_and_not_what_waits(monkeypatch):
+    monkeypatch.setattr(given_back, "LEAST_BYTES", 1)
+    pipe = Pipe(manifest_of(2, schedule="carry"), limit=60)
+    origin = pipe.loops[0]
+    for _ in range(3):
+        origin.train_on()  # forwards that nobody answers yet: shifts wait
+    before = origin.local_N().clone()
+    shifts = [torch.full_like(before, 0.25), torch.full_like(before, 0.5), torch.full_like(before, 0.125)]
+    for number, shift in enumerate(shifts, 1):
+        origin.shift(shift, certified=number)
+    assert torch.equal(origin.close().flat_N, before + 0.875)
+    assert [bool(shift[1024:-1024].any()) for shift in shifts] == [True, False, False]
+    origin.withdraw()
+    pipe.run()
+    assert not shifts[0][1024:-1024].any()
 
 
 def test_a_replaced_state_counts_no_more_and_drops_the_gradient():

@@ -1,6 +1,7 @@
 """The training loop of a whole model: when it steps."""
 
 import re
+import sys
 from itertools import count
 from typing import Any
 
@@ -17,6 +18,7 @@ from dilocox_peer.model.team import Team
 from dilocox_peer.peer.device import chosen_cards, chosen_devices
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.settings import cards, check_device
+from dilocox_peer.peer.training import given_back
 from dilocox_peer.peer.training.left_out import MOST_IN_A_ROW
 from dilocox_peer.peer.training.outer import first_state, initial_state
 from dilocox_peer.peer.training.whole_loop import WholeLoop
@@ -57,6 +59,22 @@ def weights(loop: WholeLoop) -> list[float]:
     flat_N = loop.close().flat_N
     loop.withdraw()
     return flat_N.tolist()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise as Linux has it")
+def test_what_was_added_or_copied_goes_back_to_the_system(monkeypatch):
+    """In one call, when it is let go of, it would hold the event loop for as long as the system takes for a vector of the stage."""
+    monkeypatch.setattr(given_back, "LEAST_BYTES", 1)
+    loop = loop_of(manifest_with())
+    before = torch.tensor(weights(loop))
+    shift = torch.full_like(before, 0.25)
+    local = torch.full_like(before, 0.5)
+    loop.shift(shift, certified=1)
+    assert weights(loop) == (before + 0.25).tolist()
+    loop.replace(local, certified=2)
+    assert weights(loop) == [0.5] * len(local)
+    assert not shift[1024:-1024].any()
+    assert not local[1024:-1024].any()
 
 
 def test_the_batch_of_a_step_grows_over_the_rounds():

@@ -55,6 +55,7 @@ from dilocox_peer.model.transformer import initial_parameters
 from dilocox_peer.peer.planning.spectrum import needed_rank
 from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory, GrowingState, buffer_of
 from dilocox_peer.peer.training.crew import Crew
+from dilocox_peer.peer.training.given_back import give_back_by_piece
 from dilocox_peer.peer.training.inner_reach import UNKNOWN, InnerReach
 from dilocox_peer.peer.training.outer_contract import AnchorMoved
 from dilocox_peer.peer.training.outer_step import Before, OuterStep, Settlement
@@ -197,6 +198,7 @@ class OuterOptimizer:
             if index % TURNS == turn:  # in turn: all of them would cost a third of the offer
                 sent += float(torch.dot(part_N, part_N))
                 lost += self._lost_of(spec, payloads[-1], part_N)
+        give_back_by_piece(sent_X)
         del sent_X
         self._lost = min(lost / sent, 1.0) if sent > 0 else self._lost
         slices: tuple[memoryview, ...] = ()
@@ -268,6 +270,7 @@ class OuterOptimizer:
             if own and offered is not None:
                 shift_N.add_(offered.pseudo_gradient_N)
                 self._settle(offered)
+            self.withdraw()  # its pseudo-gradient is in the shift, or goes with the next offer
         else:
             shift_N = torch.empty_like(self.anchor_N) if offered is None else offered.pseudo_gradient_N
             settled = offered if own else None
@@ -314,7 +317,9 @@ class OuterOptimizer:
             before, weighed, learning_rate=self._settings.learning_rate, momentum=self._settings.momentum, round_number=round_number,
         )  # fmt: skip
         outline = step.take(self._crew, growing, shift_N, settlement=settlement, measured=measured, mean_N=mean_N)
-        return needed_rank(self._layout, mean_N, measured, rank=rank_in_use) if measured else 0, outline
+        needed = needed_rank(self._layout, mean_N, measured, rank=rank_in_use) if measured else 0
+        give_back_by_piece(mean_N)
+        return needed, outline
 
     def _settle(self, offered: _Offered) -> None:
         contribution, decoded_X = offered.contribution, torch.empty(PIECE)
@@ -342,6 +347,8 @@ class OuterOptimizer:
     def withdraw(self) -> None:
         """The head moved under the offer, or its round is void: the pseudo-gradient is unsettled again and goes with the next
         offer. Nothing happens if none is out."""
+        if self._offered is not None:
+            give_back_by_piece(self._offered.pseudo_gradient_N)
         self._offered = None
 
     def vectors(self) -> list[Tensor]:
@@ -353,11 +360,12 @@ class OuterOptimizer:
         that a - w stays; else their new values, and pseudo-gradient, residual and counts start from nothing."""
         assert state.layout == self._state.layout, "a state of another layout"
         anchor_N, momentum_N = state.shared()
-        self._offered = None
+        self.withdraw()
         local_N = anchor_N - self.anchor_N if keep_pseudo_gradient else anchor_N.clone()
         for each in (state, self._state):
             each.let_go()
         if not keep_pseudo_gradient:
+            give_back_by_piece(self.residual_N)
             self.residual_N = self._no_residual()
             self._encoder.reset()
             self._unsettled = 0

@@ -29,6 +29,7 @@ from dilocox_peer.model.passes import Passes
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
+from dilocox_peer.peer.training.given_back import give_back_by_piece
 from dilocox_peer.peer.training.left_out import LeftOutInARow
 from dilocox_peer.pipeline.contract import Backward, Body, Forward, Publish, StepNow, Turn, Work
 from dilocox_peer.types import PeerId
@@ -252,12 +253,17 @@ class StageLoop:
         return snapshot
 
     def shift(self, shift_N: Tensor, *, certified: int) -> None:
-        self.pending_N = shift_N if self.pending_N is None else self.pending_N + shift_N
+        if self.pending_N is None:
+            self.pending_N = shift_N
+        else:
+            self.pending_N.add_(shift_N)
+            give_back_by_piece(shift_N)
         self._book.move(certified)
         self._publish()
         self._bench.shifted()
 
     def replace(self, local_N: Tensor, *, certified: int) -> None:
+        self._drop_pending()
         self.pending_N, self._replaces = local_N, True
         self._book.restart(certified)
         self._publish()
@@ -296,6 +302,11 @@ class StageLoop:
             self._in_gradient = 0.0
         else:
             self.current.flat_N.add_(pending_N)
+        self._drop_pending()
+
+    def _drop_pending(self) -> None:
+        if self.pending_N is not None:
+            give_back_by_piece(self.pending_N)
         self.pending_N, self._replaces = None, False
 
     def _publish(self) -> None:

@@ -21,6 +21,7 @@ from dilocox_peer.model.team import Team
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.book import HoldReason, Progress, RoundBook, Snapshot
+from dilocox_peer.peer.training.given_back import give_back_by_piece
 from dilocox_peer.peer.training.left_out import LeftOutInARow
 from dilocox_peer.types import PeerId
 
@@ -146,12 +147,14 @@ class WholeLoop:
 
     def shift(self, shift_N: Tensor, *, certified: int) -> None:
         self._team.model.flat_N.add_(shift_N.to(self._team.model.flat_N.device))
+        give_back_by_piece(shift_N)
         self._team.changed()
         self._book.move(certified)
         self._publish()
 
     def replace(self, local_N: Tensor, *, certified: int) -> None:
         self._team.model.flat_N.copy_(local_N)
+        give_back_by_piece(local_N)
         self._team.changed()
         self._team.zero_grad()
         self._since_step, self._in_gradient = 0, 0.0
