@@ -6,7 +6,8 @@
     a second version of the weights, of several stages        4
     residual, in bfloat16 half of that                                                      4
     pseudo-gradient of an offer that is out, then the shift                                 4
-    its contribution, as int4                                                               1
+    its contribution, as int4 or leaner                                                     1
+      in a run that begins with int8, fp16 or none (float32)                                2, 4, 8
 
 Together 25 of a model in one stage, 29 of several, 6 less with both in bfloat16: the peak, from a close to its merge; 5 less between
 rounds. The anchor and the
@@ -30,7 +31,9 @@ MOMENT_BYTES: Final = {"float32": 8, "bfloat16": 4}
 SECOND_VERSION_BYTES: Final = 4
 RESIDUAL_BYTES: Final = {"float32": 4, "bfloat16": 2}
 OFFER_BYTES: Final = 4
-CONTRIBUTION_BYTES: Final = 1
+CONTRIBUTION_BYTES: Final = {"none": 8, "fp16": 4, "int8": 2}
+"""By the codec that a run begins with, twice its payload: 50.9 M parameters took 2.04 GB with int4, 2.16 with fp16 and 2.39 with none. A run that adapts goes to
+no codec that takes more (peer/planning/adaptive_planner.py)."""
 BASE_BYTES: Final = 550_000_000
 """What does not grow with the stage: interpreter, torch, hivemind, the text, p2pd. Peers of headline.py held 460 to 472 MB at most beside what
 is reckoned here by their parameters, 40 to 50 of them since their first minute, and p2pd 77 to 89; pages of libraries counted whole,
@@ -73,8 +76,9 @@ _LOGITS_COPIES: Final = 3  # logits, their log-softmax, their gradient
 class StageSize:
     """A stage of a run as far as its memory goes. largest: elements of its largest tensor, or of a slice if that is longer. in_flight: micro-batches that it keeps
     values of at once. layer_bytes, input_bytes: what a forward of one micro-batch keeps of a layer, and what it takes in.
-    mask_bytes: of what packed documents see of each other, in one forward. has_holes: memory that the allocator cannot use is told as well. moment_bytes, residual_bytes: a parameter. base_bytes: what does not
-    grow with the stage. buffer_bytes: of all versions; making_bytes: while they are made. Of a run of adapters parameters are theirs alone; frozen_bytes: of the weights
+    mask_bytes: of what packed documents see of each other, in one forward. has_holes: memory that the allocator cannot use is told as well. moment_bytes,
+    residual_bytes, contribution_bytes: a parameter. base_bytes: what does not grow with the stage. buffer_bytes: of all versions; making_bytes: while they
+    are made. Of a run of adapters parameters are theirs alone; frozen_bytes: of the weights
     beside them, widened_bytes: of the largest of those while it is computed with."""
 
     parameters: int
@@ -94,6 +98,7 @@ class StageSize:
     has_holes: bool = False
     moment_bytes: int = MOMENT_BYTES["float32"]
     residual_bytes: int = RESIDUAL_BYTES["float32"]
+    contribution_bytes: int = 1
 
     @classmethod
     def of(cls, manifest: Manifest, stage: int, *, base_bits: int = 0) -> "StageSize":
@@ -129,6 +134,7 @@ class StageSize:
             has_holes=frozen is not None or (not is_published and _WIDEST * input_bytes <= _HEAP_BLOCK),
             moment_bytes=MOMENT_BYTES[manifest.inner.moments],
             residual_bytes=RESIDUAL_BYTES[manifest.compression.residual],
+            contribution_bytes=contribution_bytes(manifest.compression.codec),
         )
 
     def activation_bytes(self, *, checkpointing: bool) -> int:
@@ -150,7 +156,7 @@ class StageSize:
 
     def host_bytes(self, *, on_cpu: bool = True, checkpointing: bool = False) -> int:
         """At most, in the machine's memory."""
-        each = self.residual_bytes + OFFER_BYTES + CONTRIBUTION_BYTES + (self.trained_bytes if on_cpu else 0)
+        each = self.residual_bytes + OFFER_BYTES + self.contribution_bytes + (self.trained_bytes if on_cpu else 0)
         activations = self.activation_bytes(checkpointing=checkpointing) if on_cpu else 0
         kept = self.frozen_bytes + self.buffer_bytes if on_cpu else 0
         scratch = _SCRATCH_VECTORS * _FLOAT_BYTES * self.largest
@@ -184,6 +190,11 @@ class StageSize:
         activations = self.activation_bytes(checkpointing=checkpointing)
         kept = self.frozen_bytes + self.buffer_bytes
         return CARD_BASE_BYTES + self.parameters * self.trained_bytes + kept + activations
+
+
+def contribution_bytes(codec: str) -> int:
+    """A parameter, of contributions while they are made and merged."""
+    return CONTRIBUTION_BYTES.get(codec, 1)
 
 
 def _slice_elements(manifest: Manifest, parameters: int) -> int:

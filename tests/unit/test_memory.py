@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 
+from dilocox_peer.compression.ladder import LADDER, LOW_RANK
+from dilocox_peer.compression.names import codec_names
+from dilocox_peer.compression.sizes import blob_limits
 from dilocox_peer.config import preset
+from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.model.memory import BASE_BYTES, CARD_BASE_BYTES, READ_ELEMENTS, Room, StageSize
 from dilocox_peer.model.partition import cut_into
 
@@ -44,6 +48,17 @@ def test_half_precision_takes_what_the_table_says():
         less, more = (StageSize.of(each, stage) for each in (halved, plain))
         assert more.host_bytes() - less.host_bytes() == 6 * more.parameters
         assert more.device_bytes() - less.device_bytes() == 4 * more.parameters
+
+
+@pytest.mark.parametrize("codec", [*LADDER, LOW_RANK])
+def test_a_contribution_takes_twice_its_bytes_and_those_that_are_leaner_than_int4_what_it_takes(codec):
+    manifest = preset("small", compression={"codec": codec})
+    stage, layout = StageSize.of(manifest, 0), layout_of(manifest)
+    _, most = blob_limits(layout, codec_names(codec, rank=64))
+    assert stage.contribution_bytes >= 0.96 * 2 * most / layout.num_elements
+    assert stage.contribution_bytes in {1, round(2 * most / layout.num_elements)}
+    plain = StageSize.of(preset("small", compression={"codec": "int4"}), 0)
+    assert stage.host_bytes() - plain.host_bytes() == (stage.contribution_bytes - 1) * stage.parameters
 
 
 @pytest.mark.parametrize("slices", [4, 64])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dilocox_peer.config import preset
 from dilocox_peer.model.architecture import layout_of
+from dilocox_peer.model.memory import StageSize, contribution_bytes
 from dilocox_peer.network.uplink import SMALLEST_BYTES, UplinkMeter
 from dilocox_peer.peer.planning.adaptive_planner import LinkPlanner, RankPlanner, measurement_of, planner_of
 from dilocox_peer.peer.planning.measured import Measured
@@ -97,6 +98,19 @@ def test_on_a_fast_link_rounds_shrink_as_far_as_the_bytes_allow():
     settled = run.plans[60]
     assert settled.inner_steps < 32
     assert settled.codec in ("sign", "topk"), "200 times fewer bytes at shorter rounds need a leaner codec"
+
+
+@pytest.mark.parametrize(("first", "richest"), [("sign", "int4"), ("int4", "int4"), ("int8", "int8"), ("fp16", "fp16")])
+def test_on_the_fastest_link_no_plan_takes_more_memory_than_members_were_told(first, richest):
+    """A richer codec gains a twentieth of a percent, and takes 1 to 7 bytes a parameter that nobody who joined was told of."""
+    manifest = preset(
+        "tiny", stages={"count": 2}, compression={"codec": first, "times_fewer": 0}, rounds={"total": 200, "inner_steps": 32}
+    )  # fmt: skip
+    run = Run(manifest)
+    run.until_the_end(lambda plan: exchange(plan, uplink_bps=1e9, delay_s=0.001))
+    told = StageSize.of(manifest, 0).contribution_bytes
+    assert {contribution_bytes(plan.codec) for plan in run.plans.values()} == {told}
+    assert run.place.plan.codec == richest
 
 
 def settled_run() -> tuple[Run, int]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from dilocox_peer.compression.ladder import LOW_RANK, codecs_beside
 from dilocox_peer.manifest import Manifest
+from dilocox_peer.model.memory import contribution_bytes
 from dilocox_peer.peer.planning.adaptive import AdaptiveRank, Observation, RankSettings, inner_steps_of
 from dilocox_peer.peer.planning.controller import WINDOW, Controller, Limits, Measurement, Setting
 from dilocox_peer.peer.planning.plan import PlanBounds, adapts_inner_steps, first_plan, plan_bounds, total_steps
@@ -160,13 +161,13 @@ def planner_of(manifest: Manifest, layout: Layout) -> Planner:
 
 
 def controller_of(manifest: Manifest, layout: Layout) -> Controller:
-    """What adapt = "link" decides by, as the manifest bounds it."""
+    """What adapt = "link" decides by, as the manifest bounds it. No codec takes more memory than the one that the run begins with: members were told that much."""
     bounds, compression, rounds = plan_bounds(manifest), manifest.compression, manifest.rounds
-    is_free = adapts_inner_steps(manifest)
+    is_free, told = adapts_inner_steps(manifest), contribution_bytes(compression.codec)
     limits = Limits(
         smallest_inner_steps=bounds.smallest_inner_steps if is_free else rounds.inner_steps,
         largest_inner_steps=bounds.largest_inner_steps if is_free else rounds.inner_steps,
-        codecs=codecs_beside(compression.codec),
+        codecs=tuple(each for each in codecs_beside(compression.codec) if contribution_bytes(each) <= told),
         times_fewer=compression.times_fewer,
         budget=compression.exchange_share,
         is_sliced=bool(manifest.rounds.num_slices),
