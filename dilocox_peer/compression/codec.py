@@ -39,7 +39,7 @@ class TensorCodec(Protocol):
 
     name: str
     is_finite: bool
-    """Whether whatever opens decodes to finite values."""
+    """Whether whatever decodes comes to finite values."""
 
     def encode(self, x: Tensor) -> Payload:
         """Bytes of x. x: any shape, float32, CPU, contiguous, finite; not modified. NaN in x may end as bytes that
@@ -49,7 +49,7 @@ class TensorCodec(Protocol):
     def open(self, payload: memoryview, shape: tuple[int, ...]) -> TensorReader:
         """The tensor of this shape, to be read piece by piece; payload stays as it is until then.
 
-        Raises MalformedBlob with the reason; what opens can be read. Never allocates more than the tensor's size.
+        Raises MalformedBlob with the reason, and so does reading, where only decoding tells. Never allocates more than the tensor's size.
         Whether the values are finite is the caller's check where the codec does not say so.
         """
         ...

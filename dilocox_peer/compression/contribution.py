@@ -53,8 +53,8 @@ class Contribution:
             self.let_go(index)
 
     def open(self, index: int) -> TensorReader:
-        """The tensor of that place in the layout, to be read piece by piece. Raises MalformedBlob, also in reading, for values
-        that are not finite."""
+        """The tensor of that place in the layout, to be read piece by piece. Raises MalformedBlob, also in reading: for values
+        that are not finite, too."""
         spec, codec = self.layout.tensors[index], self.codecs[index]
         reader = codec.open(self.payloads[index], spec.shape)
         return reader if codec.is_finite else _FiniteReader(spec, reader)

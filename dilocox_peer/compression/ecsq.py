@@ -63,10 +63,9 @@ class EcsqCodec:
         if 4 * num_groups + sum(sizes) != len(payload):
             raise MalformedBlob(f"ecsq: groups of {sum(sizes)} bytes in {len(payload)}")
         groups, start = [], 4 * num_groups
-        for index, size in enumerate(sizes):
+        for size in sizes:
             groups.append(payload[start : start + size])
             start += size
-            _decoded(groups[-1], min(GROUP, n - index * GROUP))  # kept it would be several times the tensor
         return _EcsqReader(groups, n)
 
     def decode(self, payload: memoryview, out: Tensor) -> None:
@@ -74,7 +73,7 @@ class EcsqCodec:
 
 
 class _EcsqReader:
-    """groups: checked, each of GROUP elements and the last of what is left."""
+    """groups: each of GROUP elements and the last of what is left, decoded anew at each reading: kept it would be several times the tensor."""
 
     def __init__(self, groups: list[memoryview], num_elements: int) -> None:
         self._groups = groups

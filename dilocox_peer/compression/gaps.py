@@ -17,7 +17,10 @@ _PIECE_CHUNKS = 256
 """Chunks whose gaps are given their bits at a time: of a large tensor at once, `repeat` holds every other thread for 60 ms."""
 
 _PIECE_BYTES = 1 << 15
-"""Of a stream, unpacked at a time to be counted."""
+"""Of a stream, counted at a time."""
+
+_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
+"""1 bits of each byte."""
 
 MAX_B = 12
 
@@ -83,14 +86,15 @@ def decode_gaps(streams: "BitStreams", counts: Ints, lengths: Ints) -> Ints:
 
 class GroupedGaps:
     """Positions in the chunks of a tensor, decoded by groups of so many chunks whenever they are asked for: of a tensor's all at once, and that of
-    every contribution to a mean, would be as much as the tensor for every four of them. Keeps the streams, and where in them each group begins.
-    Any thread, several at once.
+        every contribution to a mean, would be as much as the tensor for every four of them. Keeps the streams, and where in them each group begins, which the
+    number of 1 bits tells.
+        Any thread, several at once.
 
-    kept_before: of each group, the elements kept in those before it.
+        kept_before: of each group, the elements kept in those before it.
     """
 
     def __init__(self, streams: "BitStreams", counts: npt.NDArray[np.uint16], lengths: Ints, group: int) -> None:
-        """Reads the streams to their end, and decodes every group once. counts: of the chunks, none above its length. Raises MalformedBlob."""
+        """Reads the streams to their end, and decodes none. counts: of the chunks, none above its length. Raises MalformedBlob."""
         self._codec, self._counts, self._lengths, self._group = streams.codec, counts, lengths, group
         firsts = np.arange(0, len(counts), group)
         kept_X = counts.astype(np.int64)
@@ -100,35 +104,26 @@ class GroupedGaps:
         for bit in range(int(b_X[kept_X > 0].max(initial=0))):
             has_bit_X = np.where(b_X > bit, kept_X, 0)
             self._remainders.append((streams.take_packed(int(has_bit_X.sum())), _sums_before(has_bit_X)[firsts]))
-        self._quotients = streams.take_ones_packed(int(kept_X.sum()))
-        self._quotients_before = [0]  # bits of them
-        for index in range(len(firsts)):
-            _, num_bits = self._decoded(index)
-            self._quotients_before.append(self._quotients_before[-1] + num_bits)
+        self._quotients, self._quotients_before = streams.take_ones_packed(int(kept_X.sum()), before=self.kept_before)
 
     def positions(self, index: int) -> Ints:
-        """Those of the group of that number, in order, each within its chunk."""
-        return self._decoded(index)[0]
-
-    def _decoded(self, index: int) -> tuple[Ints, int]:
-        """The positions, and how many bits their quotients take. Raises MalformedBlob."""
+        """Those of the group of that number, in order, each within its chunk. Raises MalformedBlob."""
         chunks = slice(index * self._group, (index + 1) * self._group)
         counts, lengths = self._counts[chunks].astype(np.int64), self._lengths[chunks]
         num_kept = int(counts.sum())
         if not num_kept:
-            return np.empty(0, np.int64), 0
+            return np.empty(0, np.int64)
         b_X = _remainder_bits(lengths, counts)
         remainders = [
             unpacked(stream, int(before[index]), int(counts[b_X > bit].sum()))
             for bit, (stream, before) in enumerate(self._remainders)
         ]
         most_bits = int((counts + ((lengths - counts) >> b_X))[counts > 0].sum())  # where no position lies outside
-        quotients = unpacked(self._quotients, self._quotients_before[index], most_bits)
+        quotients = unpacked(self._quotients, int(self._quotients_before[index]), most_bits)
         ones = np.flatnonzero(quotients.view(np.bool_))[:num_kept]
         if len(ones) < num_kept:
             raise _outside(self._codec)
-        num_bits = int(ones[-1]) + 1
-        return _positions(self._codec, remainders, ones, counts, lengths, b_X), num_bits
+        return _positions(self._codec, remainders, ones, counts, lengths, b_X)
 
 
 def unpacked(stream: _Bytes, first: int, num_bits: int) -> _Bytes:
@@ -201,13 +196,20 @@ class BitStreams:
         self._check_ones(len(ones), number)
         return ones
 
-    def take_ones_packed(self, number: int) -> _Bytes:
-        """As `take_ones`, the bits themselves."""
-        starts = range(0, len(self._bytes), _PIECE_BYTES)
-        bits = (np.unpackbits(self._bytes[at : at + _PIECE_BYTES]) for at in starts)
-        ones = sum(int(np.count_nonzero(each.view(np.bool_))) for each in bits)
+    def take_ones_packed(self, number: int, *, before: Ints) -> tuple[_Bytes, Ints]:
+        """As `take_ones`, the bits themselves; and behind which of them so many 1 bits lie, for each of `before`, which ascends to number at most."""
+        ones, behind = 0, np.zeros(len(before), np.int64)
+        for at in range(0, len(self._bytes), _PIECE_BYTES):
+            piece = self._bytes[at : at + _PIECE_BYTES]
+            counted = np.cumsum(_ONES[piece], dtype=np.int64) + ones
+            here = np.flatnonzero((before > ones) & (before <= counted[-1]))
+            places = np.searchsorted(counted, before[here])  # the bytes with the last of them
+            missing = before[here] - counted[places] + _ONES[piece[places]]
+            reached = np.cumsum(np.unpackbits(piece[places][:, None], axis=1, bitorder="little"), axis=1)
+            behind[here] = 8 * (at + places) + (reached >= missing[:, None]).argmax(1) + 1
+            ones = int(counted[-1])
         self._check_ones(ones, number)
-        return self._bytes
+        return self._bytes, behind
 
     def _check_ones(self, ones: int, number: int) -> None:
         if ones != number or (len(self._bytes) and not self._bytes[-1]):

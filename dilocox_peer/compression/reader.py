@@ -21,12 +21,12 @@ def empty_payload(size_bytes: int) -> memoryview:
 
 
 class TensorReader(Protocol):
-    """One tensor's payload, checked. Keeps no state: any thread may read any part, several at once."""
+    """One tensor's payload, of a size that can be. Keeps no state: any thread may read any part, several at once."""
 
     def read(self, start: int, stop: int, out_X: Tensor) -> None:
         """Writes the decoded elements start to stop of the flattened tensor into out_X (float32, CPU, contiguous, of that length).
 
-        start: a multiple of PIECE; stop: too, or the tensor's end. Equal bits however the tensor is divided.
+        start: a multiple of PIECE; stop: too, or the tensor's end. Equal bits however the tensor is divided. Raises MalformedBlob; out_X is then unspecified.
         """
         ...
 

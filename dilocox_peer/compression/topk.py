@@ -84,7 +84,7 @@ class _TopKReader:
     def __init__(
         self, bits: npt.NDArray[np.uint16], counts: npt.NDArray[np.uint16], signs: npt.NDArray[np.uint8], gaps: GroupedGaps
     ) -> None:  # fmt: skip
-        """bits: of the magnitudes. All checked."""
+        """bits: of the magnitudes. All checked but where the positions lie."""
         self._bits = bits
         self._counts = counts
         self._signs = signs

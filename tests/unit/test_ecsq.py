@@ -7,6 +7,7 @@ import torch
 
 from dilocox_peer.compression.codec import CODECS
 from dilocox_peer.compression.ecsq import EcsqCodec
+from dilocox_peer.compression.reader import PIECE
 from dilocox_peer.compression.sizes import CHUNK, GROUP
 from dilocox_peer.errors import MalformedBlob
 
@@ -87,3 +88,16 @@ def payload_of(*groups):
 def test_a_payload_that_cannot_be_is_refused_with_the_reason(payload, reason):
     with pytest.raises(MalformedBlob, match=f"ecsq: .*{reason}"):
         decoded(payload, 100)
+
+
+def test_a_later_group_that_cannot_be_is_refused_when_it_is_read():
+    """Opening decodes nothing: a merge opens what its check has read whole."""
+    x, broken = normal(PIECE, 3), group(9, [0x3F80], [1])
+    whole = bytes(CODEC.encode(x))
+    sizes = whole[: 4 * (PIECE // GROUP)]
+    payload = b"".join([sizes, struct.pack("<I", len(broken)), whole[len(sizes) :], broken])
+    reader, out = CODEC.open(memoryview(payload), (PIECE + 1,)), torch.empty(PIECE)
+    reader.read(0, PIECE, out)
+    assert torch.equal(out, decoded(whole, PIECE))
+    with pytest.raises(MalformedBlob, match="9 layers"):
+        reader.read(PIECE, PIECE + 1, out[:1])

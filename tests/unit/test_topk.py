@@ -154,6 +154,20 @@ def test_parts_are_read_in_any_order_and_again():
         assert torch.equal(out, x[start:stop])
 
 
+def test_groups_with_nothing_and_long_streams_are_found():
+    x = torch.zeros(12 * PIECE + 3 * CHUNK)
+    for first in (1, 2, 5, 6, 7, 8, 9):
+        x[first * PIECE : (first + 1) * PIECE] = chunks_of_every_kind(PIECE)
+    x[first * PIECE : (first + 2) * PIECE] = normal((2 * PIECE,)).sign() * (torch.arange(2 * PIECE) % 16 == 0)
+    payload = CODEC.encode(x)
+    assert len(payload) > 100_000, "streams of several pieces"
+    reader = CODEC.open(memoryview(payload), tuple(x.shape))
+    for start, stop in reversed(list(pieces(len(x)))):
+        out = torch.full((stop - start,), torch.nan)
+        reader.read(start, stop, out)
+        assert torch.equal(out, x[start:stop])
+
+
 def test_what_is_opened_takes_next_to_nothing_beside_its_payload():
     """A merge opens a tensor of every contribution at once: decoded, four of them take as much as the tensor."""
     x = normal((4 * PIECE,))
@@ -171,7 +185,8 @@ def test_what_is_opened_takes_next_to_nothing_beside_its_payload():
 
 
 @pytest.mark.parametrize("gap", [200, 3000, 65535])
-def test_a_position_outside_a_later_chunk_is_refused_before_anything_is_read(gap):
+def test_a_position_outside_a_later_chunk_is_refused_when_it_is_read(gap):
+    """Opening decodes nothing: a merge opens what its check has read whole."""
     num_chunks = PIECE // CHUNK + 3
     counts, gaps = np.full(num_chunks, 2, "<u2"), np.full(2 * num_chunks, 4000, np.uint16)
     gaps[1::2] = 94
@@ -183,5 +198,8 @@ def test_a_position_outside_a_later_chunk_is_refused_before_anything_is_read(gap
 
     assert int(torch.count_nonzero(decoded(payload(), (num_chunks * CHUNK,)))) == 2 * num_chunks
     gaps[-3] = gap
+    reader, out = CODEC.open(memoryview(payload()), (num_chunks * CHUNK,)), torch.empty(PIECE)
+    reader.read(0, PIECE, out)
+    assert int(torch.count_nonzero(out)) == 2 * PIECE // CHUNK
     with pytest.raises(MalformedBlob, match="outside its chunk"):
-        CODEC.open(memoryview(payload()), (num_chunks * CHUNK,))
+        reader.read(PIECE, num_chunks * CHUNK, out[: 3 * CHUNK])
