@@ -28,15 +28,15 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from dilocox_peer.compression.reader import PIECE, TensorReader, TensorReaders
+from dilocox_peer.compression.reader import GRAIN, PIECE, TensorReader, TensorReaders
 from dilocox_peer.types import Layout, sha256
 
 SAMPLED = 1 << 20
 """Elements that are looked at; of a smaller stage all."""
 
 MOST_RUNS = 64
-"""Of as many equal parts of the stage, and no more than it has pieces, one run of elements each, at a place that the beacon draws. For it a piece is
-decoded: of 30 million elements each a second time, of a billion one of thirty. The more runs there are, the less it helps to agree in a
+"""Of as many equal parts of the stage, and no more than it has pieces, one run of elements each, at a place that the beacon draws. For it the grains that it
+lies in are decoded: of 30 million elements two of seven a second time, of a billion one of a hundred. The more runs there are, the less it helps to agree in a
 small share of the elements and to have beacons tried until the sample is of those: who leads composes the head."""
 
 CERTAIN = 6
@@ -148,7 +148,7 @@ def _products(block_MX: Tensor) -> Tensor:
 
 
 def _sample(layout: Layout, beacon: bytes) -> dict[tuple[int, int, int], list[slice]]:
-    """Of each piece (tensor, start, stop) that is opened the parts that are looked at, counted from its start."""
+    """Of each part (tensor, start, stop) that is decoded, a piece at most, the runs that are looked at, counted from its start."""
     found: dict[tuple[int, int, int], list[slice]] = {}
     spans = layout.spans()
     firsts = [first for _, first, _ in spans]
@@ -157,10 +157,10 @@ def _sample(layout: Layout, beacon: bytes) -> dict[tuple[int, int, int], list[sl
         while start < stop:
             spec, first, last = spans[index]
             if start < last:  # a tensor may be empty
-                piece = (start - first) // PIECE * PIECE
-                end = min(piece + PIECE, spec.num_elements)
-                until = min(stop - first, end)
-                found.setdefault((index, piece, end), []).append(slice(start - first - piece, until - piece))
+                begin = (start - first) // GRAIN * GRAIN
+                until = min(stop - first, begin + PIECE, spec.num_elements)
+                end = min(-(-until // GRAIN) * GRAIN, spec.num_elements)
+                found.setdefault((index, begin, end), []).append(slice(start - first - begin, until - begin))
                 start = first + until
             index += start >= last
     return found

@@ -106,9 +106,9 @@ class GroupedGaps:
             self._remainders.append((streams.take_packed(int(has_bit_X.sum())), _sums_before(has_bit_X)[firsts]))
         self._quotients, self._quotients_before = streams.take_ones_packed(int(kept_X.sum()), before=self.kept_before)
 
-    def positions(self, index: int) -> Ints:
-        """Those of the group of that number, in order, each within its chunk. Raises MalformedBlob."""
-        chunks = slice(index * self._group, (index + 1) * self._group)
+    def positions(self, index: int, groups: int) -> Ints:
+        """Those of so many groups from that number on, in order, each within its chunk. Raises MalformedBlob."""
+        chunks = slice(index * self._group, (index + groups) * self._group)
         counts, lengths = self._counts[chunks].astype(np.int64), self._lengths[chunks]
         num_kept = int(counts.sum())
         if not num_kept:

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import MAX_MAGNITUDE, check_magnitudes, from_bfloat16, to_bfloat16
 from dilocox_peer.compression.gaps import BitStreams, GroupedGaps, Ints, encode_gaps, gaps_of, unpacked
-from dilocox_peer.compression.reader import PIECE, read_all
+from dilocox_peer.compression.reader import GRAIN, PIECE, read_all
 from dilocox_peer.compression.sizes import CHUNK, most_kept, payload_limits
 from dilocox_peer.errors import MalformedBlob
 
 _PIECE_CHUNKS = 64
 """Chunks worked on at a time, 1 MiB."""
-_GROUP = PIECE
-"""Elements whose positions are decoded at a time: what that takes stays in the caches, and the interpreter is held by none of it for long."""
+_GROUP = GRAIN
+"""Elements whose positions can be decoded alone; PIECE of them are at a time: what that takes stays in the caches, and the interpreter is held by none of it for long."""
 
 
 class TopKCodec:
@@ -92,14 +92,15 @@ class _TopKReader:
 
     def read(self, start: int, stop: int, out_X: Tensor) -> None:
         out_X.zero_()
-        for first in range(start, stop, _GROUP):
-            index = first // _GROUP
-            chunks = slice(first // CHUNK, (first + _GROUP) // CHUNK)
+        for first in range(start, stop, PIECE):
+            last = min(first + PIECE, stop)
+            group, groups = first // _GROUP, -(-(last - first) // _GROUP)
+            chunks = slice(first // CHUNK, -(-last // CHUNK))
             counts = self._counts[chunks]
-            indices = self._gaps.positions(index)
+            indices = self._gaps.positions(group, groups)
             indices += np.repeat(np.arange(len(counts)) * CHUNK + (first - start), counts)
             values = np.repeat(from_bfloat16(self._bits[chunks]), counts)
-            negative = unpacked(self._signs, int(self._gaps.kept_before[index]), len(values))
+            negative = unpacked(self._signs, int(self._gaps.kept_before[group]), len(values))
             signs = values.view(np.uint32)
             signs ^= negative.astype(np.uint32) << 31  # np.negative of some of them takes 40 times as long
             out_X.numpy()[indices] = values

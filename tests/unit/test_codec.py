@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dilocox_peer.compression import blockwise
 from dilocox_peer.compression.codec import CODECS, TensorCodec, codec_named
 from dilocox_peer.compression.feedback import DECAY_BY_CODEC, residual_after, with_feedback
-from dilocox_peer.compression.reader import PIECE, pieces
+from dilocox_peer.compression.reader import GRAIN, PIECE, pieces
 from dilocox_peer.compression.sizes import payload_limits
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.manifest import CompressionSection
@@ -369,6 +369,19 @@ def test_the_pieces_of_a_tensor_are_those_of_the_whole(codec, shape):
         out = torch.full((stop - start,), torch.nan)
         reader.read(start, stop, out)
         assert torch.equal(out, whole[start:stop])
+
+
+def test_a_tensor_is_read_from_any_grain_on(codec):
+    shape = (3, PIECE // 2 + 77)
+    payload = codec.encode(normal(shape))
+    whole = decoded(codec, payload, shape).view(-1)
+    reader = codec.open(memoryview(payload), shape)
+    for grains in (1, 3, 4):
+        for start in range(0, len(whole), GRAIN):
+            stop = min(start + grains * GRAIN, len(whole))
+            out = torch.full((stop - start,), torch.nan)
+            reader.read(start, stop, out)
+            assert torch.equal(out, whole[start:stop])
 
 
 @pytest.mark.parametrize("num_elements", [1, 129, 1000, PIECE + 321])

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.compression.aggregate import aggregate
-from dilocox_peer.compression.agreement import WHOLE, parts_by_agreement
+from dilocox_peer.compression.agreement import SAMPLED, WHOLE, parts_by_agreement
 from dilocox_peer.compression.contribution import encode_contribution, open_contribution
 from dilocox_peer.compression.policy import policy_named
-from dilocox_peer.compression.reader import PIECE
+from dilocox_peer.compression.reader import GRAIN, PIECE
 from dilocox_peer.types import Layout
 
 LAYOUT = Layout.of([("w", (256, 192)), ("v", (64, 192)), ("norm", (192,))])
@@ -289,3 +289,25 @@ def test_peers_that_all_come_to_the_same_weigh_alike() -> None:
     parts = parts_of([same_N + 1e-3 * each_N for each_N in noise(4, 1.0)])
     assert len(set(parts)) == 1
     assert parts[0] > 0
+
+
+class SpiedOn:
+    """A contribution to one tensor, and how much of it is decoded."""
+
+    def __init__(self, sign: float) -> None:
+        self.sign, self.decoded = sign, 0
+
+    def open(self, index: int) -> "SpiedOn":
+        return self
+
+    def read(self, start: int, stop: int, out_X: Tensor) -> None:
+        self.decoded += stop - start
+        out_X.fill_(self.sign)
+
+
+def test_a_large_stage_is_decoded_where_its_sample_lies() -> None:
+    """Of sparse contributions a whole piece for each run took as long as half of the mean."""
+    layout = Layout.of([("w", (40, PIECE))])
+    contributions = [SpiedOn(1.0), SpiedOn(1.0), SpiedOn(1.0), SpiedOn(-1.0)]
+    assert parts_by_agreement(layout, contributions, [8] * 4, b"head")[3] == 0
+    assert SAMPLED <= contributions[0].decoded <= 40 * 2 * GRAIN < 40 * PIECE
