@@ -11,7 +11,7 @@ Shape letters: N elements of the stage's flat vector.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -150,6 +150,16 @@ class WeighedContributions:
             yield factor * math.sqrt(max(1.0 - clipped / whole, 0.0)) if whole else factor
 
 
+@runtime_checkable
+class SparseReader(TensorReader, Protocol):
+    """Of a tensor that is 0 nearly everywhere: what is added to a mean is what it has alone."""
+
+    def add(self, start: int, stop: int, shares_U: Shares, unit: int, out_X: Tensor) -> None:
+        """Adds the elements start to stop, each times its unit's share, to out_X, in which no 0 is a negative one: to the bits that reading, scaling and
+        adding come to."""
+        ...
+
+
 class TensorMean:
     """The mean of one tensor, to be read piece by piece by any threads: a TensorReader (reader.py) but for its scratch vector."""
 
@@ -166,6 +176,9 @@ class TensorMean:
             if not index:
                 reader.read(start, stop, out_X)
                 scale(out_X, shares[units], self._unit).add_(0.0)  # a sum begins at 0.0, so that none is -0.0
+                continue
+            if isinstance(reader, SparseReader):
+                reader.add(start, stop, shares[units], self._unit, out_X)
                 continue
             reader.read(start, stop, scratch_X)
             out_X.add_(scale(scratch_X, shares[units], self._unit))

@@ -14,6 +14,7 @@ Error feedback is not here (feedback.py).
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from dilocox_peer.compression.bfloat16 import MAX_MAGNITUDE, check_magnitudes, from_bfloat16, to_bfloat16
 from dilocox_peer.compression.gaps import BitStreams, GroupedGaps, Ints, encode_gaps, gaps_of, unpacked
+from dilocox_peer.compression.lengths import Shares
 from dilocox_peer.compression.reader import GRAIN, PIECE, read_all
 from dilocox_peer.compression.sizes import CHUNK, most_kept, payload_limits
 from dilocox_peer.errors import MalformedBlob
@@ -92,6 +94,17 @@ class _TopKReader:
 
     def read(self, start: int, stop: int, out_X: Tensor) -> None:
         out_X.zero_()
+        for indices, values in self._kept(start, stop):
+            out_X.numpy()[indices] = values
+
+    def add(self, start: int, stop: int, shares_U: Shares, unit: int, out_X: Tensor) -> None:
+        """See aggregate.py's SparseReader."""
+        for indices, values in self._kept(start, stop):
+            values *= shares_U[0] if (shares_U == shares_U[0]).all() else shares_U[indices // unit]
+            out_X.numpy()[indices] += values
+
+    def _kept(self, start: int, stop: int) -> Iterator[tuple[Ints, npt.NDArray[np.float32]]]:
+        """Where what is not 0 stands, counted from start, and its values; of a piece at a time."""
         for first in range(start, stop, PIECE):
             last = min(first + PIECE, stop)
             group, groups = first // _GROUP, -(-(last - first) // _GROUP)
@@ -103,7 +116,7 @@ class _TopKReader:
             negative = unpacked(self._signs, int(self._gaps.kept_before[group]), len(values))
             signs = values.view(np.uint32)
             signs ^= negative.astype(np.uint32) << 31  # np.negative of some of them takes 40 times as long
-            out_X.numpy()[indices] = values
+            yield indices, values
 
 
 def position_bits(shape: tuple[int, ...], payload: bytes) -> tuple[float, float]:

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dilocox_peer.compression.aggregate import TensorMean, shares_of
+from dilocox_peer.compression.aggregate import SparseReader, TensorMean, shares_of
 from dilocox_peer.compression.codec import CODECS
 from dilocox_peer.compression.contribution import decode_contribution, encode_contribution
+from dilocox_peer.compression.lengths import unit_of
 from dilocox_peer.compression.policy import policy_named
-from dilocox_peer.compression.reader import PIECE
+from dilocox_peer.compression.reader import PIECE, pieces
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.peer.training.anchor_state import AnchorState, GrowingInMemory
 from dilocox_peer.peer.training.crew import Crew
@@ -97,6 +98,31 @@ def test_a_mean_of_negative_zeros_is_a_positive_one():
         readers = [CODECS["none"].open(raw, (4,)) for _ in shares]
         TensorMean(readers, [np.full(1, share, np.float32) for share in shares]).read(0, 4, out_X, scratch_X)
         assert bits(out_X).tolist() == [0] * 4
+
+
+class Dense:
+    """A reader that can be read alone."""
+
+    def __init__(self, reader):
+        self.read = reader.read
+
+
+@pytest.mark.parametrize("unit_shares", [[0.25], [0.25, 0.0, 2.0**-70, 0.3, 1.0]], ids=["one", "each its own"])
+def test_what_sparse_contributions_add_is_what_they_come_to_whole(unit_shares):
+    size, unit = PIECE + 70_001, unit_of(PIECE + 70_001)
+    shares = [
+        np.resize(np.array(unit_shares[first:] + unit_shares[:first], np.float32), -(-size // unit))
+        for first in range(3)
+    ]
+    raw = [CODECS["topk"].encode(torch.randn(size, generator=torch.Generator().manual_seed(seed))) for seed in range(3)]
+    readers = [CODECS["topk"].open(memoryview(each), (size,)) for each in raw]
+    assert all(isinstance(each, SparseReader) for each in readers)
+    for start, stop in pieces(size):
+        found_X, whole_X, scratch_X = (torch.full((stop - start,), torch.nan) for _ in range(3))
+        TensorMean(readers, shares, unit).read(start, stop, found_X, scratch_X)
+        TensorMean([Dense(each) for each in readers], shares, unit).read(start, stop, whole_X, scratch_X)
+        assert np.array_equal(bits(found_X), bits(whole_X))
+        assert found_X.any()
 
 
 class Counting(GrowingInMemory):
