@@ -21,6 +21,7 @@ from torch import Tensor
 from dilocox_peer.compression.aggregate import (
     TensorMean,
     capped_weights,
+    contribution_squares,
     factors_of,
     reach_of,
     shares_of,
@@ -38,7 +39,7 @@ from dilocox_peer.compression.contribution import (
     open_contribution,
 )
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
-from dilocox_peer.compression.lengths import scale, squares_of, unit_of, unit_sizes, units_of
+from dilocox_peer.compression.lengths import Squares, scale, squares_of, unit_of, unit_sizes, units_of
 from dilocox_peer.compression.reader import Payload, TensorReader, pieces
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout, TensorSpec, sha256
@@ -126,12 +127,14 @@ def read_table(raw: Blob, cut_: Cut) -> SliceTable:
     return table
 
 
-def check_part(blob: Blob, layout: Layout, part: SlicePart) -> None:
-    """Whether blob is what a table says of a slice. Decodes it. Raises MalformedBlob."""
+def check_part(blob: Blob, layout: Layout, part: SlicePart) -> Squares:
+    """Its squares, where blob is what a table says of a slice. Decodes it. Raises MalformedBlob."""
     if len(blob) != part.size_bytes:
         raise MalformedBlob(f"a slice of {len(blob)} bytes, its table says {part.size_bytes}")
-    if squared_norm(open_contribution(blob, layout)) != part.squared:
+    found = contribution_squares(blob, layout)
+    if math.fsum(found) != part.squared:
         raise MalformedBlob("a slice of another norm than its table says")
+    return found
 
 
 def joined(cut_: Cut, blobs: Sequence[Blob]) -> Contribution:
@@ -170,12 +173,13 @@ class CertifiedMean:
 
 @dataclass(frozen=True, slots=True)
 class SliceInput:
-    """One of the contributions: its table, as it is, and the slice's blob."""
+    """One of the contributions: its table, as it is, and the slice's blob. squares: what check_part found in it; None: they are found anew."""
 
     table: bytes
     squared: tuple[float, ...]
     blob: Blob
     micro_batches: int
+    squares: Squares | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +256,10 @@ def _mean(
     factors, counts = weighed(norms, counts, parts, norm_clip=norm_clip, reach=reach)
     if not (total := sum(counts)):
         return
-    squares = [squares_of(each, layout) for each in contributions]
+    squares = [
+        squares_of(contribution, layout) if each.squares is None else each.squares
+        for each, contribution in zip(inputs, contributions, strict=True)
+    ]
     left_MU = factors_of(squares, counts, factors, unit_sizes(layout), norm_clip=norm_clip, most_rms=most_rms)
     shares = shares_of(left_MU, counts, total)
     scratch_N = torch.empty(0 if is_small else layout.num_elements)

@@ -1,17 +1,20 @@
 """What a peer does with slices: the outer loops of four peers and their desks, from offers to the next anchor; and what it refuses."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dilocox_peer.compression import slices
 from dilocox_peer.compression.allowed import AllowedCodecs
 from dilocox_peer.compression.contribution import encode_contribution
 from dilocox_peer.compression.ladder import LADDER
 from dilocox_peer.compression.policy import policy_named
-from dilocox_peer.compression.slices import cut, joined, read_table
+from dilocox_peer.compression.slices import SliceInput, cut, joined, read_table
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.peer.rounds.contract import AverageSlice, BlobPart, BlobRefused, SliceAveraged
+from dilocox_peer.peer.training import slice_desk
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.inner_reach import InnerReach
 from dilocox_peer.peer.training.outer import OuterOptimizer, OuterSettings
@@ -182,6 +185,56 @@ def test_a_contribution_whose_table_lies_about_a_norm_is_refused_by_whoever_aver
     honest = peer.desk.average(AverageSlice(inputs_of(entries), 1, tuple(entries), b"", "int4", 8))
     assert isinstance(honest[0], SliceAveraged), "of another slice it says the truth"
     assert len(own_blobs) == SLICES + 1
+
+
+def all_here(peers: list[Peer]) -> list[Entry]:
+    """The entries of a round of theirs, whose blobs the first of them has checked and kept as they came."""
+    offers, (first, *_) = [peer.offer(1) for peer in peers], peers
+    for entry, blobs in offers:
+        for blob in blobs:
+            first.blobs.put(blob)
+        for index, blob in enumerate(blobs[:-1]):
+            first.desk.check(memoryview(blob), BlobPart("slice", index, entry.blob))
+    return [entry for entry, _ in offers]
+
+
+@pytest.mark.parametrize("codec", ["int4", "topk"])
+def test_what_the_check_has_found_is_not_found_again_and_gives_the_same_result(
+    tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = swarm(tmp_path, codec)
+    entries = all_here(peers)
+    inputs = []
+    for entry in entries:
+        raw = peers[0].blobs.mapped(entry.blob)
+        assert raw is not None
+        table = read_table(raw, cut(LAYOUT, SLICES))
+        blob = peers[0].blobs.mapped(table.parts[1].blob)
+        assert blob is not None
+        inputs.append(SliceInput(bytes(raw), tuple(part.squared for part in table.parts), blob, entry.micro_batches))
+    anew = slices.average_slice(
+        cut(LAYOUT, SLICES).slices[1], inputs, norm_clip=4.0, codec_of=policy_named(slices.RESULT_CODEC[codec]),
+        residual=b"", beacon=inputs_of(entries), num_elements=SIZE,
+    )  # fmt: skip
+    monkeypatch.setattr(slices, "squares_of", None)
+    assert averaged(peers[0], entries, 1, b"").blob == sha256(anew.blob)
+
+
+@pytest.mark.parametrize(("most_bytes", "checks"), [(0, 2 * PEERS), (slice_desk.MAX_CHECKED_BYTES, 0)])
+def test_what_is_known_of_slices_is_kept_within_so_many_bytes(
+    tmp_path: Path, most_bytes: int, checks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slice_desk, "MAX_CHECKED_BYTES", most_bytes)
+    peers, checked = swarm(tmp_path), list[int]()
+    entries = all_here(peers)
+
+    def check_part(*arguments: Any) -> Any:
+        checked.append(1)
+        return slices.check_part(*arguments)
+
+    monkeypatch.setattr(slice_desk, "check_part", check_part)
+    assert averaged(peers[0], entries, 1, b"") == averaged(peers[0], entries, 1, b"")
+    assert len(checked) == checks
 
 
 def test_what_is_gone_from_the_disk_is_told(tmp_path: Path) -> None:

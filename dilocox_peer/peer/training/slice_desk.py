@@ -4,12 +4,14 @@ What others send is hostile: a table is no larger than one can be, a slice is wh
 decodes to a slice, a residual is finite and as long as its slice. All are named by their hash, which whoever fetched them has checked.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from dilocox_peer.compression.aggregate import reach_of, squared_norm
 from dilocox_peer.compression.allowed import AllowedCodecs
 from dilocox_peer.compression.contribution import open_contribution
+from dilocox_peer.compression.lengths import Squares
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.slices import (
     RESULT_CODEC,
@@ -32,6 +34,7 @@ from dilocox_peer.wire.chain import SliceOutcome, inputs_of
 
 RESULT_REACH = 4.0  # times what a contribution may reach as a whole: what encodings have lost so far comes on top
 MAX_CHECKED = 1 << 14  # slices of tables whose norm is known to be what the table says
+MAX_CHECKED_BYTES = 1 << 24  # of what is known of them: some hundred slices' of a billion parameters
 MAX_READ = 64  # tables that are kept as they were read: of each a peer averages several slices
 
 
@@ -53,7 +56,9 @@ class SliceDesk:
         self._norm_clip, self._reach = norm_clip, reach
         self._blobs = blobs
         self._allowed, self._allowed_results = allowed, allowed.of_results()
-        self._checked: OrderedDict[tuple[Digest, int], None] = OrderedDict()
+        self._checked: OrderedDict[tuple[Digest, int], Squares] = OrderedDict()
+        self._checked_bytes = 0
+        self._lock = threading.Lock()
         self._read: OrderedDict[Digest, tuple[bytes, SliceTable]] = OrderedDict()
 
     def max_bytes(self, part: BlobPart) -> int:
@@ -98,13 +103,13 @@ class SliceDesk:
             try:
                 raw, table = self._table(entry.blob)
                 blob = self._mapped(table.parts[index].blob)
-                self._check_slice(entry.blob, table, index, blob)
+                squares = self._check_slice(entry.blob, table, index, blob)
             except MalformedBlob as error:
                 return BlobRefused(entry.blob, str(error)), none
             except KeyError:
                 return (none,)
             squared = tuple(part.squared for part in table.parts)
-            inputs.append(SliceInput(raw, squared, blob, entry.micro_batches))
+            inputs.append(SliceInput(raw, squared, blob, entry.micro_batches, squares))
         try:
             residual = self._mapped(Digest(action.base)) if action.base else b""
             averaged = average_slice(
@@ -135,15 +140,19 @@ class SliceDesk:
 
     def _check_slice(
         self, name: Digest, table: SliceTable, index: int, blob: memoryview, *, anew: bool = False
-    ) -> None:
-        """Once: what else may have brought the same bytes here was checked for another table, or none."""
-        if (name, index) in self._checked and not anew:
-            return
+    ) -> Squares:
+        """Its squares. Once: what else may have brought the same bytes here was checked for another table, or none."""
+        if (known := self._checked.get((name, index))) is not None and not anew:
+            return known
         self._allowed.check(open_contribution(blob, self._cut.slices[index]))
-        check_part(blob, self._cut.slices[index], table.parts[index])
-        self._checked[name, index] = None
-        while len(self._checked) > MAX_CHECKED:
-            self._checked.popitem(last=False)
+        found = check_part(blob, self._cut.slices[index], table.parts[index])
+        with self._lock:
+            before = self._checked.get((name, index))
+            self._checked[name, index] = found
+            self._checked_bytes += found.nbytes - (0 if before is None else before.nbytes)
+            while len(self._checked) > MAX_CHECKED or self._checked_bytes > MAX_CHECKED_BYTES:
+                self._checked_bytes -= self._checked.popitem(last=False)[1].nbytes
+        return found
 
 
 def contribution_layout(manifest: Manifest, stage: int) -> Layout:
