@@ -110,7 +110,7 @@ async def fetch_whole_model(
     one on. Of a run that is over, or has no such round within PROOF_S, the tip's, when the stages' voters agree on it. reader:
     its key is used where the run takes the invited. entered: told before the wait for a round.
 
-    Raises RunUnreachable: nobody has begun the run, which is told after PROOF_S; or a stage has no peer, nobody answers, or no round is
+    Raises RunUnreachable: nobody has the run's state, which is told after PROOF_S; or a stage has no peer, nobody answers, or no round is
     complete within timeout_s.
     """
     from dilocox_peer.peer.state.anchors import assemble
@@ -151,7 +151,9 @@ class _Gatherer:
                 await asyncio.sleep(RETRY_S)
                 continue
             if all(survey.is_unheld for survey in self._surveys) and loop.time() - began > PROOF_S:
-                raise RunUnreachable("nobody has begun the run: a peer has to join it first, and train a round")
+                raise RunUnreachable(
+                    "nobody has begun the run, or all who had its state have left: a peer has to join it first"
+                )
             is_over = all(survey.annals.is_over for survey in self._surveys)
             named = newest_common(self._surveys)
             at_tip = None
