@@ -178,6 +178,19 @@ def test_that_ours_comes_with_the_next_is_told_of_rounds_that_we_trained_in_alon
     assert shown(peer)[2:] == ["fetched round 3, made without this peer", "round 4: 0 contributions"]
 
 
+def test_rounds_of_ours_that_a_restart_merges_again_were_not_made_without_us():
+    peer = Peer()
+    peer.rounds.is_behind = True  # they are on the disk, and the run has gone on
+    peer.on(Glance(), tokens=100)
+    for _ in range(2):
+        peer.merge(peer.certified(Entry(ME, 1, BLOB, 1, 8)), norms=(1.0,))
+    peer.merge(peer.certified())
+    peer.rounds.is_behind = False
+    peer.merge(peer.certified())
+    ours = ["round 1: 1 contribution", "round 2: 1 contribution"]
+    assert shown(peer) == [*ours, "fetched rounds 3 to 4, made without this peer"]
+
+
 def test_a_contribution_that_is_clipped_is_told_with_its_norm_and_the_groups():
     peer = Peer()
     entries = [Entry(PeerId(f"p{number}"), 1, sha256(bytes([number])), 1, 8) for number in range(3)]

@@ -366,8 +366,11 @@ class OuterLoop:
     ) -> list[OuterAction]:
         certificate, value = apply.certificate, apply.certificate.value
         plan = self._schedule.plan_for(value.round)
-        is_trained = apply.own is not None or seen.tokens > self._tokens_before
-        is_fetched, fetched = self._fetched(value.round, now, is_ours=apply.own is not None, is_trained=is_trained)
+        # After a restart: a round that this peer had a part in, merged again from the certificates on its disk.
+        is_again = apply.own is None and any(entry.peer == self._me for entry in value.entries)
+        is_trained = apply.own is not None or (seen.tokens > self._tokens_before and not is_again)
+        is_ours = is_again or apply.own is not None
+        is_fetched, fetched = self._fetched(value.round, now, is_ours=is_ours, is_trained=is_trained)
         certified = RoundCertified(
             round=value.round,
             head=certificate.head.hex(),
@@ -413,7 +416,7 @@ class OuterLoop:
         if is_one and more_come and now < self._fetched_at_s + FETCHED_EVERY_S:
             return True, []
         self._fetched_from = None
-        has_come, self._has_come = self._has_come, self._has_come or (is_trained and not is_one)
+        has_come, self._has_come = self._has_come, self._has_come or is_ours or (is_trained and not is_one)
         last = number if is_one else number - 1
         return is_one, [] if first is None else [ToListener(RoundsFetched(first, last, has_come))]
 
