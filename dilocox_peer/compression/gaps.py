@@ -86,11 +86,10 @@ def decode_gaps(streams: "BitStreams", counts: Ints, lengths: Ints) -> Ints:
 
 class GroupedGaps:
     """Positions in the chunks of a tensor, decoded by groups of so many chunks whenever they are asked for: of a tensor's all at once, and that of
-        every contribution to a mean, would be as much as the tensor for every four of them. Keeps the streams, and where in them each group begins, which the
-    number of 1 bits tells.
-        Any thread, several at once.
+    every contribution to a mean, would be as much as the tensor for every four of them. Keeps the streams, and where in them each group begins, which
+    the number of 1 bits tells. Any thread, several at once.
 
-        kept_before: of each group, the elements kept in those before it.
+    kept_before: of each group, the elements kept in those before it.
     """
 
     def __init__(self, streams: "BitStreams", counts: npt.NDArray[np.uint16], lengths: Ints, group: int) -> None:

@@ -86,9 +86,8 @@ class Survey:
         self._reached: list[PeerId] = []
         self._leases: Sequence[Lease] = ()
         self.has_looked = False  # at the directory
-        self.is_unheld = (
-            False  # by what it told last: no peer has the stage, and whoever keeps runs says that it has nothing of it
-        )
+        # By what it told last: no peer has the stage, and whoever keeps runs says that it has nothing of it
+        self.is_unheld = False
         self._keepers: dict[PeerId, int] = {}  # those reached, and the rounds of the states they have
         self._failed: dict[PeerId, int] = {}  # times; who fails is asked after the others
 

@@ -114,9 +114,8 @@ class StageLoop:
         )
         self.current, self._other = first, first.version()
         self.optimizer = InnerOptimizer(first, manifest.inner)
-        self.pending_N: Tensor | None = (
-            None  # to be added to the current weights, or with _replaces to take their place
-        )
+        # To be added to the current weights, or with _replaces to take their place.
+        self.pending_N: Tensor | None = None
         self._replaces = False
         # What its micro-batches weigh (model/loss.py); they are fewer than the scheduler counts once weights were replaced.
         self._in_gradient = 0.0
