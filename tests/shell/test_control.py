@@ -167,7 +167,7 @@ async def test_a_subscriber_that_does_not_read_is_hung_up_on_and_holds_up_nobody
     async with server(tmp_path / "s") as running:
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s", limit=1024)
         writer.write(b'{"command": "subscribe"}\n')
-        await asyncio.sleep(0.05)
+        assert b"ok" in await reader.readline()
         for _ in range(40):
             for _ in range(200):
                 running.tell(Remark("x" * 300))
@@ -180,13 +180,15 @@ async def test_a_subscriber_that_does_not_read_is_hung_up_on_and_holds_up_nobody
 
 async def test_connections_are_bounded(tmp_path):
     async with server(tmp_path / "s"):
+        # Accepted in this order, and what asks for more comes after them.
         held = [await asyncio.open_unix_connection(tmp_path / "s") for _ in range(MAX_CONNECTIONS)]
-        await asyncio.sleep(0.05)
         with pytest.raises(NotRunning, match="does not answer"):
             await ask(tmp_path / "s", "status")
         for _reader, writer in held:
+            writer.write_eof()
+        for reader, writer in held:
+            assert b"a request is one line" in await reader.read()  # to its end: its place is free
             writer.close()
-        await asyncio.sleep(0.05)
         assert await ask(tmp_path / "s", "status")
 
 
