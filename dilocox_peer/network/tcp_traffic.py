@@ -1,7 +1,8 @@
 """Bytes that a process of ours moved over TCP, by the kernel's count (Linux, sock_diag): what p2pd does not tell.
 
 Acknowledged and received bytes of its connections, TLS included, headers of TCP and IP not. Connections that open and close
-between two looks are missed. The parsing and the adding up are pure; `look` asks the kernel, in a millisecond or so.
+between two looks are missed. The parsing and the adding up are pure; `look` asks the kernel, which walks its whole table: milliseconds of a
+processor on a machine with much memory.
 """
 
 import ipaddress
@@ -13,15 +14,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST_DUMP, NLMSG_ERROR, NLMSG_DONE = 20, 0x301, 2, 3
+# The kernel walks its table once for each question: this one, older than that by family, asks of IPv4 and IPv6 at once.
+TCPDIAG_GETSOCK, NLM_F_REQUEST_DUMP, NLMSG_ERROR, NLMSG_DONE = 18, 0x301, 2, 3
 NETLINK_SOCK_DIAG, INET_DIAG_INFO = 4, 2
 TIME_WAIT, LISTEN = 6, 10
 # Those that count bytes: of a machine that is asked much, most others wait out their time.
 STATES = 0xFFFFFFFF & ~(1 << TIME_WAIT | 1 << LISTEN)
 HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port id
-REQUEST = struct.Struct(
-    "=BBBxI48x"
-)  # inet_diag_req_v2: family, protocol, extensions, states, and a socket id that is ignored
+# inet_diag_req: family, lengths of addresses, extensions, a socket id; none of them narrows what is asked but the states.
+REQUEST = struct.Struct("=BBBB48xII")
 MESSAGE_BYTES, SOURCE_AT, TARGET_AT, COOKIE_AT, INODE_AT = 72, 8, 24, 44, 68  # of inet_diag_msg
 RTT_AT, BYTES_AT, LEAST_RTT_AT = (
     68,
@@ -90,7 +91,7 @@ def connections_in(answer: bytes, inodes: Collection[int] | None = None) -> Iter
         length, kind, *_ = HEADER.unpack_from(answer, at)
         if length < HEADER.size:
             return
-        if kind == SOCK_DIAG_BY_FAMILY:
+        if kind == TCPDIAG_GETSOCK:
             message = answer[at + HEADER.size : at + length]
             found = _connection(message) if inodes is None or _inode(message) in inodes else None
             if found is not None:
@@ -163,7 +164,7 @@ def connections_of(pids: Iterable[int]) -> list[Connection]:
     if not inodes:
         return []
     try:
-        return [each for family in (socket.AF_INET, socket.AF_INET6) for each in _ask(family, inodes)]
+        return list(_ask(inodes))
     except (OSError, AttributeError):  # another system, or not allowed
         return []
 
@@ -180,11 +181,11 @@ def _inodes(pid: int) -> set[int]:
     return found
 
 
-def _ask(family: int, inodes: Collection[int]) -> Iterator[Connection]:
-    request = REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), STATES)
+def _ask(inodes: Collection[int]) -> Iterator[Connection]:
+    request = REQUEST.pack(socket.AF_UNSPEC, 0, 0, 1 << (INET_DIAG_INFO - 1), STATES, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(TIMEOUT_S)
-        kernel.send(HEADER.pack(HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST_DUMP, 1, 0) + request)
+        kernel.send(HEADER.pack(HEADER.size + len(request), TCPDIAG_GETSOCK, NLM_F_REQUEST_DUMP, 1, 0) + request)
         while True:
             answer = kernel.recv(BUFFER_BYTES)
             yield from connections_in(answer, inodes)

@@ -15,7 +15,7 @@ from dilocox_peer.network.kernel_pace import KernelPace
 from dilocox_peer.network.tcp_traffic import HOME_RTT_S, Connection
 from dilocox_peer.network.upload_control import UploadControl, waiting_of
 
-LOOK_S = 0.2  # while something is sent
+LOOK_S = 0.2  # while something is sent, and leaves the network at home
 IDLE_LOOK_S = 2.0
 IDLE_BYTES = 1500  # less since the last look: nothing is sent
 FASTER = 1.25  # than the rate may the kernel send: what is fed evens out, and what was late catches up
@@ -62,10 +62,13 @@ class UploadWatch:
         while True:
             found = await asyncio.to_thread(self._look)
             self.take(found, time.monotonic())
-            await self._pause(self._bandwidth.bytes_let_go)
+            await self._pause(self._bandwidth.bytes_let_go, any(each.leaves for each in found))
 
-    async def _pause(self, let_go: int) -> None:
-        """Short while something is sent; what begins to be sent in a long one ends it."""
+    async def _pause(self, let_go: int, is_leaving: bool) -> None:
+        """Short while something is sent; what begins to be sent in a long one ends it. A look costs the kernel a walk over all connections of the
+        machine: where none of ours leaves the network at home, there is nothing to limit until one does."""
+        if not is_leaving:
+            return await asyncio.sleep(IDLE_LOOK_S)
         until = time.monotonic() + IDLE_LOOK_S
         while time.monotonic() < until:
             await asyncio.sleep(LOOK_S)

@@ -55,8 +55,14 @@ def test_an_error_ends_the_answer():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sock_diag is Linux's")
-def test_a_real_connection_is_counted_at_both_ends():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_real_connection_is_counted_at_both_ends(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        server = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip(f"this system has no {host}")
+    with server, socket.create_connection(server.getsockname()[:2]) as one:
         other, _ = server.accept()
         with other:
             before = look(os.getpid())
