@@ -55,11 +55,25 @@ class GradientScale:
 
     factor: float = 65536.0
     good_steps: int = 0
+    proven: float = 1.0
+    """The largest factor at which a step was made."""
+    not_finite: "Tensor | None" = None
+    """(), bool: whether something that is not finite left a backward since `judge` was asked last."""
+
+    def judge(self) -> bool:
+        """Whether the backward since the last call came to nothing for what its micro-batch is, and not for the factor, at which steps were made
+        before. It is smaller then all the same, as gradients may have grown."""
+        not_finite, self.not_finite = self.not_finite, None
+        if not_finite is None or not bool(not_finite) or self.factor > self.proven:
+            return False
+        self.overflowed()
+        return True
 
     def overflowed(self) -> None:
         self.factor, self.good_steps = max(self.factor / 2, 1.0), 0
 
     def stepped(self) -> None:
+        self.proven = max(self.proven, self.factor)
         self.good_steps += 1
         if self.good_steps >= GOOD_STEPS:
             self.factor, self.good_steps = min(self.factor * 2, MAX_FACTOR), 0

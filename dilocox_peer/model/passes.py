@@ -66,30 +66,41 @@ class Passes:
 
     def backward(self, key: Hashable, body: Bytes) -> bytes | None:
         """Backward of an earlier forward, with the gradient the next stage sent; the gradient for the stage before, None
-        at the first."""
+        at the first.
+
+        Raises FloatingPointError if the stage before would take it for a broken protocol, or nothing finite came of it; the gradient vector
+        is then spoiled.
+        """
         saved = self._saved.pop(key)
         gradient_BTD = self._unpacked(body, saved.model.flat_N.device)
         torch.autograd.backward(saved.output_BTD, gradient_BTD)
-        return None if saved.input_BTD is None else self._gradient(saved.input_BTD)
+        return None if saved.input_BTD is None else self._gradient(saved.model, saved.input_BTD)
 
     def turn(self, model: StageModel, body: Bytes) -> tuple[bytes, float]:
         """Forward, loss and backward of the last stage: (gradient for the stage before, mean loss in nats a target).
 
-        Raises FloatingPointError if the loss is not finite; the gradient vector is then spoiled.
+        Raises FloatingPointError if the loss is not finite, and as `backward`; the gradient vector is then spoiled.
         """
         device = model.flat_N.device
         input_BTD = self._unpacked(body, device).requires_grad_()
         starts_BT = self._body.unpack_starts(body, device)
         value = train_on(model, input_BTD, self._body.unpack_targets(body, device), starts_BT=starts_BT)
-        return self._gradient(input_BTD), value
+        return self._gradient(model, input_BTD), value
 
     def release(self, key: Hashable) -> None:
         """The backward will not come. Nothing happens for a key that is not here."""
         self._saved.pop(key, None)
 
-    def _gradient(self, input_BTD: Tensor) -> bytes:
+    def _gradient(self, model: StageModel, input_BTD: Tensor) -> bytes:
+        """One row of usual strength among rows of nothing passes every look at activations, and each norm's backward makes of it a gradient a
+        hundred times as strong."""
         assert input_BTD.grad is not None, "backward reached no input"
-        return self._packed(input_BTD.grad)
+        if model.scale is not None and model.scale.judge():
+            raise FloatingPointError("a gradient that is not finite in float16, at a scale at which others were")
+        packed = self._packed(input_BTD.grad)
+        if (reason := self._body.why_not(packed, is_step=False)) is not None:
+            raise FloatingPointError(reason)
+        return packed
 
     def _packed(self, hidden_BTD: Tensor) -> bytes:
         started = time.perf_counter()

@@ -117,7 +117,7 @@ class _Leaving(torch.autograd.Function):
 
 class _Entering(torch.autograd.Function):
     """Where a backward leaves: its gradient has its own size again. One that is too large for float16 is 0: the stages before are spared it, and
-    the step here is left out."""
+    the step here is left out; the scale is told."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: GradientScale) -> Tensor:
@@ -126,4 +126,7 @@ class _Entering(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        not_finite = ~torch.isfinite(gradients[0]).all()
+        before = ctx.scale.not_finite
+        ctx.scale.not_finite = not_finite if before is None else before | not_finite
         return torch.nan_to_num(gradients[0] / ctx.scale.factor, nan=0.0, posinf=0.0, neginf=0.0), None

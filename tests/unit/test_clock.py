@@ -98,14 +98,38 @@ def test_a_joiner_follows_the_rosters_work() -> None:
     assert clock.is_over(1, me=A, own=1, roster=roster, alive=roster, reports={**said, C: (1, 10)}, now=1.0)
 
 
-FROM_A, FROM_B = (A, A), (B, B)  # caller and origin
+FROM_A, FROM_B, FROM_C = (A, A), (B, B), (C, C)  # caller and origin
 
 
 def test_a_later_stage_closes_when_most_of_its_recent_work_is_of_the_next_round():
-    origins = {FROM_A: (4, 30), FROM_B: (3, 34)}
+    origins = {FROM_A: (4, 30), FROM_B: (3, 4), FROM_C: (3, 30)}
     assert not follows(3, own=10, origins=origins, certified_at_stage_0=2)
-    assert follows(3, own=10, origins={**origins, FROM_B: (4, 34)}, certified_at_stage_0=2)
-    assert follows(3, own=10, origins={FROM_A: (4, 33), FROM_B: (3, 31)}, certified_at_stage_0=2)
+    assert follows(3, own=10, origins={**origins, FROM_B: (4, 4)}, certified_at_stage_0=2)
+    assert follows(3, own=10, origins={FROM_A: (4, 22), FROM_B: (4, 21), FROM_C: (3, 21)}, certified_at_stage_0=2)
+    assert follows(3, own=10, origins={FROM_A: (4, 64)}, certified_at_stage_0=2)
+
+
+def test_one_that_sends_more_than_the_others_does_not_end_their_round():
+    liar = {FROM_A: (1000, 60)}
+    assert not follows(3, own=10, origins={**liar, FROM_B: (3, 4)}, certified_at_stage_0=2)
+    assert not follows(3, own=10, origins={**liar, FROM_B: (3, 2), FROM_C: (3, 2)}, certified_at_stage_0=2)
+    assert follows(3, own=10, origins={**liar, FROM_B: (4, 2), FROM_C: (3, 2)}, certified_at_stage_0=2)
+
+
+def test_a_caller_that_invents_origins_does_not_end_ours():
+    """Many small ones, beside those of an honest caller of a stage before."""
+    invented = {(A, PeerId(f"made up {index}")): (1000, 1) for index in range(40)}
+    assert not follows(3, own=10, origins={**invented, (B, B): (3, 12), (B, C): (3, 12)}, certified_at_stage_0=2)
+    assert follows(3, own=10, origins={**invented, (B, B): (4, 12), (B, C): (4, 12)}, certified_at_stage_0=2)
+
+
+def test_an_origin_that_sends_much_through_honest_callers_does_not_end_the_round():
+    through = {
+        (caller, origin): (1000 if origin == A else 3, 20 if origin == A else 4)
+        for caller in (B, C)
+        for origin in (A, B, C)
+    }
+    assert not follows(3, own=10, origins=through, certified_at_stage_0=2)
 
 
 def test_a_later_stage_closes_when_stage_0_has_certified_the_round():

@@ -1,13 +1,16 @@
 """Stages of a pipeline, coupled in one thread without a network: what they compute equals one whole model."""
 
+import math
 import random
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from dilocox_peer.config import preset
 from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.model.architecture import LayerRange
@@ -21,7 +24,7 @@ from dilocox_peer.peer.training.stage_loop import StageLoop
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import Refuse, Step
+from dilocox_peer.wire.hops import Grad, Refuse, Step
 from tests.cut_runs import corpus as letters
 from tests.cut_runs import manifest_of, one_model
 
@@ -121,6 +124,8 @@ class Pipe:
         self.wire: deque[Any] = deque()
         self.bodies: list[Any] = []  # of Steps
         self.refused: list[Refuse] = []
+        self.gradients: list[Any] = []  # of Grads
+        self.distort: Callable[[int, Any], Any] = lambda number, body: body  # of the Steps, by their number
         stages = range(manifest.stages.count)
         self.benches = [Bench(self, stage, manifest) for stage in stages]
         self.loops = [
@@ -145,6 +150,8 @@ class Pipe:
                 sender, receiver, message, body = self.wire.popleft()
                 if isinstance(message, Step):
                     self.benches[int(sender[4:])].tell(contract.StepSent(receiver, message))
+                    body = self.distort(len(self.bodies), body)
+                self.gradients += [body] if isinstance(message, Grad) else []
                 self.bodies += [body] if isinstance(message, Step) else []
                 self.refused += [message] if isinstance(message, Refuse) else []
                 self.benches[int(receiver[4:])].tell(contract.HopReceived(sender, message, body))
@@ -307,6 +314,49 @@ def test_a_body_that_nothing_finite_comes_of_is_refused_and_its_receiver_goes_on
     assert torch.equal(last.current.flat_N, before)
     assert not last.current.flat_grad_N.any()
     assert last.progress.micro_batches == 6
+
+
+def deep(stages: int) -> Any:
+    return preset(
+        "tiny",
+        model={"layers": 8 * stages, "hidden_size": 48, "mlp_size": 96, "context": 32},
+        inner={"micro_batch": 1, "accumulate": 4, "optimizer": "adamw"},
+        stages={"count": stages, "schedule": "carry"},
+        rounds={"total": 8, "inner_steps": 64},
+        compression={"codec": "none"},
+    )
+
+
+def one_row(form: BodyFormat, body: Any) -> bytes:
+    """Nothing but one last row, as strong as the body: it passes every look, and each norm's backward multiplies the others' gradient."""
+    hidden_BTD = torch.zeros_like(form.unpack_hidden(body, torch.device("cpu")))
+    hidden_BTD[:, -1] = form.strength(body) * math.sqrt(hidden_BTD.shape[1])
+    made = form.pack_hidden(hidden_BTD) + bytes(form.targets_of(body))
+    assert form.why_not(made, is_step=True) is None
+    return made
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_gradient_that_would_break_the_protocol_is_not_sent_and_the_micro_batch_comes_to_nothing(stages: int):
+    manifest = deep(stages)
+    form, pipe = BodyFormat.of(manifest), Pipe(manifest, limit=24)
+    pipe.distort = lambda number, body: one_row(form, body) if number == 2 else body
+    pipe.run()
+    assert [form.why_not(body, is_step=False) for body in pipe.gradients] == [None] * len(pipe.gradients)
+    assert {message.reason for message in pipe.refused} == {"not finite"}
+    assert pipe.loops[-1].optimizer.steps_done >= 4
+
+
+def test_what_float16_cannot_hold_is_its_callers_once_steps_were_made_at_that_scale():
+    manifest = deep(2)
+    form, pipe = BodyFormat.of(manifest), Pipe(manifest, limit=48, half=1)
+    pipe.distort = lambda number, body: one_row(form, body) if number == 20 else body
+    pipe.run()
+    scale = pipe.loops[1].current.scale
+    assert scale is not None
+    assert {message.reason for message in pipe.refused} == {"not finite"}
+    assert scale.factor == scale.proven / 2
+    assert pipe.loops[1].optimizer.steps_done >= 10
 
 
 def test_a_step_whose_gradient_is_not_finite_is_left_out_in_a_stage_of_several():

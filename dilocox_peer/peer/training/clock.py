@@ -3,19 +3,20 @@
 Stage 0, where micro-batches start, is the clock of the run: its round is over when the roster's members that are here have
 together done their shares, so that a slow peer does less and nobody waits for it; or at twice the usual time. What a member
 says it has done is taken as at most four times the median of the others, as in the mean: none can end a round alone. A later stage
-follows: its round is over when the origins that most of its work comes from are in the next one, or when stage 0 has
-certified it. Else never for a peer that has done nothing itself.
+follows: its round is over when the origins that most of its work comes from are in the next one, none counted for more than
+others, or when stage 0 has certified it. Else never for a peer that has done nothing itself.
 """
 
 import statistics
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from dilocox_peer.types import PeerId
 
 REMEMBERED_ROUNDS = 8  # whose median is the usual time: short enough to follow a swarm that grew or slowed down
 OVERTIME = 2.0
 NEAR = 7 / 8  # of the shares
+ROUNDING = 1e-9  # of shares that are equal
 MOST_COUNTED = 4  # of a member's micro-batches, times the median of the others'; the mean weighs them no higher either
 
 
@@ -106,7 +107,9 @@ def follows(
     """Whether a peer of a later stage should close the round that it trains.
 
     own: its own micro-batches in it. origins: by caller and origin, the latest round that work came of, and how many of our
-    recent micro-batches were theirs.
+    recent micro-batches were theirs. Of those none is taken to have sent more than others, as for `_counted`: one that computes nothing sends
+    many times what honest ones do, and names any round. A caller counts as the median of the other callers at most; an origin, which may be
+    invented by its caller, as the largest of the others. Where two disagree, stage 0's certificate decides.
     """
     if certified_at_stage_0 >= round_number:
         return (
@@ -114,6 +117,24 @@ def follows(
         )
     if own == 0:
         return False
-    recent = sum(count for _, count in origins.values())
-    ahead = sum(count for latest, count in origins.values() if latest > round_number)
-    return 2 * ahead > recent
+    callers = _shares_counted(((caller, count) for (caller, _), (_, count) in origins.items()), statistics.median)
+    named = _shares_counted(((origin, count) for (_, origin), (_, count) in origins.items()), max)
+    recent = ahead = 0.0
+    for (caller, origin), (latest, count) in origins.items():
+        counted = count * callers[caller] * named[origin]
+        recent += counted
+        ahead += counted if latest > round_number else 0.0
+    return 2 * ahead > recent * (1 + ROUNDING)
+
+
+def _shares_counted(counts: Iterable[tuple[PeerId, int]], most: Callable[[list[int]], float]) -> dict[PeerId, float]:
+    """By peer, the share of what came of it that counts: so that it comes to `most` of the others' at most."""
+    sums: Counter[PeerId] = Counter()
+    for peer, count in counts:
+        sums[peer] += count
+    if len(sums) == 1:
+        return dict.fromkeys(sums, 1.0)
+    return {
+        peer: min(1.0, most([other for each, other in sums.items() if each != peer]) / count)
+        for peer, count in sums.items()
+    }

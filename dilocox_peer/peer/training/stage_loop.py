@@ -157,10 +157,7 @@ class StageLoop:
                 self._bench.packed(work.id, self.passes.take_codec_s())
                 self._bench.forward_done(work.id, body, time.perf_counter() - started)
             case Backward():
-                counted = self.passes.counted(work.id)
-                gradient = self.passes.backward(work.id, _bytes(work.body))
-                self._in_gradient += counted
-                self._book.done(work.loss, time.perf_counter() - started, counted)
+                gradient = self._backward(work, started)
                 self._bench.packed(work.id, self.passes.take_codec_s())
                 self._bench.backward_done(work.id, gradient, work.loss, time.perf_counter() - started)
             case Turn():
@@ -210,6 +207,18 @@ class StageLoop:
         self._in_gradient += (counted := self._body.counted(_bytes(work.body)))
         self._book.done(loss, time.perf_counter() - started, counted)
         return gradient, loss
+
+    def _backward(self, work: Backward, started: float) -> bytes | None:
+        """The gradient for the stage before; None where nothing that it would take came of it, and at the first."""
+        counted = self.passes.counted(work.id)
+        try:
+            gradient = self.passes.backward(work.id, _bytes(work.body))
+        except FloatingPointError as error:
+            self._leave_out(error)
+            return None
+        self._in_gradient += counted
+        self._book.done(work.loss, time.perf_counter() - started, counted)
+        return gradient
 
     def _leave_out(self, error: FloatingPointError) -> None:
         """The gradient is spoiled. Raises the error if our own parameters are."""
