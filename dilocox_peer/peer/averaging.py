@@ -28,7 +28,7 @@ from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.seats import seat_terms
 from dilocox_peer.peer.rounds.timing import WANTED_S, Timing
 from dilocox_peer.peer.state.keeper import Keeper
-from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, States, fetch_state
+from dilocox_peer.peer.state.statesync import STATE_SERVICE, Agreed, Copying, States, fetch_state
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.conductor import Conductor
 from dilocox_peer.peer.training.inner_reach import InnerReach
@@ -147,6 +147,13 @@ class Averaging:
         self.conductor.begin_adoption()
         try:
             if action.donors:
+                copying = Copying()
+
+                def goes_on() -> bool:
+                    donors = self.machine.copying(action.head, copying.share)
+                    copying.join(donors)
+                    return bool(donors)
+
                 fetching = fetch_state(
                     self._transport,
                     action.donors,
@@ -155,8 +162,9 @@ class Averaging:
                     timeout_s=STATE_TIMEOUT_S,
                     listener=self._listener,
                     shelf=self._keeper.arrivals,
+                    copying=copying,
                 )
-                state = await while_wanted(fetching, lambda: self.machine.is_wanted(action.head))
+                state = await while_wanted(fetching, goes_on)
             else:
                 state = await self._own_state(action.head)
             if state is None or not self.machine.is_wanted(action.head):
@@ -197,7 +205,8 @@ class Averaging:
 
 
 async def while_wanted(fetching: Coroutine[Any, Any, T], is_wanted: Callable[[], bool]) -> T | None:
-    """What is fetched, as long as it is wanted: a better branch may be heard of while gigabytes come. What has come stays for another try."""
+    """What is fetched, as long as it is wanted: a better branch may be heard of while gigabytes come, or others who give a state. What has come
+    stays for another try."""
     task = asyncio.ensure_future(fetching)
     try:
         while not task.done() and is_wanted():

@@ -12,6 +12,7 @@ Promises
 4. A donor that is accused, or fails again and again, is asked no more. With none left the fetch gives up.
 5. What one liar can cost is the work on one false outline, or one chunk. Where several outlines are claimed and the name proves none,
    the one that comes at the better pace is gone by, once each was tried: no liar sets the pace.
+6. However many donors there are, all have their turn; those that have given nothing take the place of one that gives one at a time.
 """
 
 from collections import Counter
@@ -30,12 +31,11 @@ from dilocox_peer.store.actions import (
     GaveUp,
     Shorten,
 )
-from dilocox_peer.store.fetch_donor import FetchDonor, why_nobody
+from dilocox_peer.store.fetch_donor import IMPATIENT_S, FetchDonor, next_asked, part_of, why_nobody
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline
 from dilocox_peer.types import Digest, PeerId
 
 MAX_BUSY = 4  # donors that send at once
-MAX_DONORS = 16
 MAX_FAILURES = 2  # in a row, with no right chunk in between; as today's callers try again by themselves
 MAX_FAILURES_IN_ALL = 8
 RETRY_S = 1.0
@@ -44,7 +44,6 @@ LATE_S = 5.0  # nor hung up on for another that was never tried
 LOOK_S = 0.5
 STUCK_S = 30.0  # without a whole chunk; then another outline that is claimed is tried, for twice as long each time
 OUTPACED = 2.0  # times as many chunks a second came of another outline: it is gone by again, and what is here of this one is lost
-IMPATIENT_S = 3.0  # with a donor that does not say what the thing is made of, before the next is asked too
 
 
 @dataclass(slots=True)
@@ -80,7 +79,7 @@ class Fetch:
         self.name = name
         self._is_root = is_root
         self._tries = tries
-        self._donors = {donor: FetchDonor() for donor in list(dict.fromkeys(donors))[:MAX_DONORS]}
+        self._donors = {donor: FetchDonor() for donor in donors}
         self._refuted: set[Digest] = set()  # roots of outlines that were false
         self._turns: Counter[Digest] = Counter()  # how often each was gone by
         self.outline: Outline | None = None
@@ -111,10 +110,15 @@ class Fetch:
             not each.is_busy and each.outline is not None for each in donors
         ):
             rests.append(self._now + LOOK_S)  # at who is slow: one that sends nothing makes nothing happen
-        if self.outline is None and any(each.is_unasked(self._now) for each in donors):
+        if any(each.is_unasked(self._now) for each in donors):
             impatient = (each.asked_s + IMPATIENT_S for each in donors if each.is_asked)
             rests += [each for each in impatient if each > self._now]  # of those before the next was asked already
         return min(rests, default=inf)
+
+    @property
+    def share(self) -> float:
+        """Of its chunks, those that are here; 0 while nobody has said how many they are."""
+        return 1 - self._missing / len(self._chunks) if self._chunks else 0.0
 
     # ---- what happens ----
 
@@ -122,6 +126,12 @@ class Fetch:
         self._progress_s = self._adopted_s = self._looked_s = now
         self._missing_then = self._missing
         return self._go_on(now)
+
+    def join(self, donors: Iterable[PeerId], now: float) -> list[FetchAction]:
+        """These have it too, by what was heard since: they share what is left of the work."""
+        known = len(self._donors)
+        self._donors |= {donor: FetchDonor() for donor in donors if donor not in self._donors}
+        return self._go_on(now) if len(self._donors) > known else []
 
     def tick(self, now: float) -> list[FetchAction]:
         return self._go_on(now)
@@ -196,7 +206,7 @@ class Fetch:
             self._hold(check.index)
             self.givers.update(dict.fromkeys(givers))
             if len(givers) == 1:
-                self._donors[givers[0]].failures = 0
+                self._donors[givers[0]].failures, self._donors[givers[0]].has_given = 0, True
             return self._go_on(now)
         self._chunks[check.index] = _Chunk(from_one=len(givers) > 1)
         if len(givers) > 1:
@@ -323,14 +333,9 @@ class Fetch:
             self._is_over = True
             return [Finished()]
         actions: list[FetchAction] = []
-        for peer, donor in self._donors.items():
-            if donor.is_unasked(now):
-                if self.outline is None and any(
-                    each.is_asked and now < each.asked_s + IMPATIENT_S for each in self._donors.values()
-                ):
-                    break
-                donor.is_asked, donor.asked_s = True, now
-                actions.append(AskOutline(peer))
+        for peer in next_asked(self._donors, now, is_outlined=self.outline is not None):
+            self._donors[peer].is_asked, self._donors[peer].asked_s = True, now
+            actions.append(AskOutline(peer))
         if self.outline is not None:
             if (other := self._better_outline(self.outline, now)) is not None:
                 actions += self._adopt(other)
@@ -379,10 +384,13 @@ class Fetch:
         ]
         actions: list[FetchAction] = []
         idle = [(peer, donor) for peer, donor in mine if not donor.is_busy and now >= donor.retry_s]
-        for peer, donor in sorted(idle, key=lambda each: -(inf if each[1].rate is None else each[1].rate)):
+        is_trying = any(donor.is_busy and not donor.has_given for _, donor in mine)
+        in_vain = set[bool]()  # whether those for whom there is no room were never tried
+        for peer, donor in sorted(idle, key=lambda each: each[1].turn(is_trying=is_trying)):
             if len(self.busy()) >= MAX_BUSY:
-                if not (room := self._make_room(donor, now)):
-                    break
+                if (donor.rate is None) in in_vain or not (room := self._make_room(donor, now)):
+                    in_vain.add(donor.rate is None)
+                    continue
                 actions += room
             first = next((index for index, chunk in enumerate(self._chunks) if not chunk.is_taken), None)
             if first is None:
@@ -393,8 +401,10 @@ class Fetch:
         return actions
 
     def _make_room(self, donor: FetchDonor, now: float) -> list[FetchAction]:
-        """Hangs up on the slowest, when all that may send at once do and this one is faster or was never tried."""
-        slowest, late_s = self._latest(now)
+        """Hangs up on the slowest, when all that may send at once do and this one is faster or was never tried. For one that has given nothing
+        yet that is another such one, if there is one: else a crowd of them would have all places in turn."""
+        is_trying = any(each.is_busy and not each.has_given for each in self._donors.values())
+        slowest, late_s = self._latest(now, of_untried=is_trying and not donor.has_given)
         if slowest is None or late_s < LATE_S:
             return []
         other = self._donors[slowest]
@@ -410,11 +420,11 @@ class Fetch:
         self._release(slow)
         return Shorten(slow, at)
 
-    def _latest(self, now: float) -> tuple[PeerId | None, float]:
-        """The donor that will be done last, and in how many seconds."""
+    def _latest(self, now: float, *, of_untried: bool = False) -> tuple[PeerId | None, float]:
+        """The donor that will be done last, and in how many seconds. of_untried: of those that have given nothing yet."""
         slowest, late_s = None, 0.0
         for peer, donor in self._donors.items():
-            if donor.is_busy and (left_s := donor.left_s(now)) > late_s:
+            if donor.is_busy and not (of_untried and donor.has_given) and (left_s := donor.left_s(now)) > late_s:
                 slowest, late_s = peer, left_s
         return slowest, late_s
 
@@ -426,13 +436,7 @@ class Fetch:
             each for each in self._donors.values()
             if not each.is_out and (each.outline is None or each.outline.root == outline.root)
         ]  # fmt: skip
-        if len(hoped) < 2:
-            return free
-        known = [each.rate for each in hoped if each.rate is not None]
-        usual = sum(known) / len(known) if known else 1.0
-        rates = sorted((usual if each.rate is None else each.rate for each in hoped), reverse=True)[:MAX_BUSY]
-        part = (usual if donor.rate is None else donor.rate) / max(sum(rates), 1e-9)
-        return max(1, int(free * min(part, 1.0) / 2))
+        return free if len(hoped) < 2 else max(1, int(free * part_of(donor, hoped, MAX_BUSY) / 2))
 
     def _run_length(self, first: int, most: int) -> int:
         """Of chunks from there that nobody was asked for. One of which a part is here begins a run, or is none of it; so that a

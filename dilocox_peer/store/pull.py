@@ -1,7 +1,7 @@
 """Carries out a Fetch: asks donors over the transport, checks and keeps chunks in a worker thread, in bounded memory."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, assert_never
@@ -87,8 +87,19 @@ class Pull:
         self._room = asyncio.Semaphore(MAX_UNCHECKED)
         self._changed = asyncio.Event()
         self._end: Finished | GaveUp | None = None
+        self._has_begun = False
         self._no_room: OSError | None = None  # for an outline that may be false
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dilocox-fetch")
+
+    @property
+    def share(self) -> float:
+        """How much of the thing is here, 0 to 1."""
+        return self._fetch.share
+
+    def join(self, donors: Iterable[PeerId]) -> None:
+        """While it runs: those of them that are not asked yet are asked, too."""
+        if self._has_begun and self._end is None:
+            self._carry_out(self._fetch.join(donors, asyncio.get_running_loop().time()))
 
     async def run(self) -> Any:
         """What finish gives, once the sink is whole. Raises ThingUnavailable, TimeoutError, OSError of the sink. When it raises or is
@@ -96,6 +107,7 @@ class Pull:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as self._tasks:
+                self._has_begun = True
                 self._carry_out(self._fetch.begin(loop.time()))
                 while self._end is None:
                     self._changed.clear()

@@ -28,7 +28,7 @@ from tests.sim.clockwork import Clockwork
 from .invariants import Violation
 
 RELIABLE = {"honest", "slow"}
-HONEST = RELIABLE | {"dies", "flaky", "lacks", "silent", "mute"}
+HONEST = RELIABLE | {"dies", "flaky", "lacks", "silent", "mute", "fades"}  # what they send is true
 TRICKLING = {"trickles", "hollow"}  # the second with an outline of its own that is false
 OUTLINED = {"false outline", "hollow", "paces"}  # falsely; the last sends just so much that it is not called stuck
 KINDS = (
@@ -38,6 +38,9 @@ SILENT_S = 10.0  # until the caller calls a donor silent
 GIVEN_UP_S = 300.0  # by the caller
 PACED_S = 32.0  # by one with a false outline whose chunks come slowly, at most, and as much of the work so far
 HELD_UP_S = 10.0  # by one that is mute or trickles, at most
+FADES_BYTES = CHUNK_BYTES + 1  # of one that is as fast as it can be for so long, and then trickles
+FEW, CROWD_S = 6, 1.5  # by each of a crowd of them beyond so many, at most
+CROWDED = 0.05  # of the seeds: all that are in them come after a crowd
 PACE_BYTES = CHUNK_BYTES // 3 + 1  # each nine seconds: a chunk in 27
 BURST_BYTES = 64 * 1024  # of what is false, at once; then it trickles
 NEVER_S = 20_000.0  # the longest of ten thousand seeds, of liars alone, takes 4,685 s
@@ -62,6 +65,7 @@ class Donor:
     range: list[int] = field(default_factory=list)  # at, stop; empty: none
     turn: int = 0  # of its ranges: what is under way of an older one is nothing any more
     left: int = 0  # of this range it still sends, a flaky one
+    given: int = 0  # bytes, of all ranges
     first: int = 0  # byte of this range
     is_mute: bool = False  # has said nothing since it was asked
 
@@ -108,6 +112,16 @@ class FetchWorld(Clockwork):
             if kind == "dies":
                 donor.dies_at = rng.uniform(0, 2 * self.size / donor.rate)
             self.donors[PeerId(f"{kind} {number}")] = donor
+        drawn = random.Random(f"crowd {seed}")
+        if drawn.random() < CROWDED:
+            kind, crowd = drawn.choice(("trickles", "mute", "silent", "fades")), range(drawn.randint(20, 60))
+            first = {
+                PeerId(f"{kind} of a crowd {each}"): Donor(kind, 1e6, drawn.uniform(0.001, 0.3), self.truth)
+                for each in crowd
+            }
+            for donor in self.donors.values():  # such a crowd pays where lines are slow
+                donor.rate /= drawn.choice((1, 50))
+            self.donors = first | self.donors
         resumed = None
         if rng.random() < 0.3:
             held = frozenset(index for index in range(len(self.truth.chunks)) if rng.random() < 0.4)
@@ -133,7 +147,7 @@ class FetchWorld(Clockwork):
     def _must_end(self) -> bool:
         """Else it ends at its caller's deadline, with nobody there but who trickles and who may fail."""
         kinds = {donor.kind for donor in self.donors.values()}
-        return bool(RELIABLE & kinds) or not TRICKLING & kinds
+        return bool(RELIABLE & kinds) or not (TRICKLING | {"fades"}) & kinds
 
     def _tick(self) -> None:
         if self.fetch.deadline() <= self.now:
@@ -217,15 +231,18 @@ class FetchWorld(Clockwork):
                 donor.is_mute = True
                 self.at(self.now + SILENT_S, lambda: self._piece(peer, turn))
             return
-        at, stop = donor.range
+        (at, stop), has_faded = donor.range, False
         if donor.kind == "paces":
             num_bytes = min(PACE_BYTES, stop - at)
+        elif has_faded := donor.kind == "fades" and donor.given >= FADES_BYTES:
+            num_bytes = 1
         elif donor.kind in TRICKLING:  # whoever asks is content with a byte before it is silent for too long
             num_bytes = min(1 if at > donor.first else BURST_BYTES, stop - at)
         else:
             num_bytes = min(self._rng.randint(1, CHUNK_BYTES), 1 + int(donor.rate / 2), stop - at, donor.left)
         self._put(donor, at, num_bytes)
         donor.left -= num_bytes
+        donor.given += num_bytes
         donor.range[0] += num_bytes
         self.received += num_bytes
         if donor.range[0] == stop:
@@ -234,7 +251,7 @@ class FetchWorld(Clockwork):
         turn = donor.turn
         self._carry_out(actions)
         if donor.turn == turn and donor.range:
-            wait_s = 0.9 * SILENT_S if donor.kind in TRICKLING | {"paces"} else num_bytes / donor.rate
+            wait_s = 0.9 * SILENT_S if has_faded or donor.kind in TRICKLING | {"paces"} else num_bytes / donor.rate
             self.at(self.now + wait_s, lambda: self._piece(peer, turn))
 
     def _put(self, donor: Donor, at: int, num_bytes: int) -> None:
@@ -292,9 +309,9 @@ class FetchWorld(Clockwork):
             self._check(self.received == needed, f"2: {self.received} bytes came of {needed}")
         fast = [donor.rate for donor in self.donors.values() if donor.kind == "honest"]
         if fast and all(kind in HONEST or kind == "trickles" for kind in kinds):
-            most_s = (
-                2 * needed / max(fast) + SILENT_S + 10 + HELD_UP_S * sum(kind in ("mute", "trickles") for kind in kinds)
-            )
+            idlers = sum(kind in ("mute", "trickles", "silent", "fades") for kind in kinds)
+            few = sum(kind in ("mute", "trickles") for kind in kinds[-FEW:])
+            most_s = 2 * needed / max(fast) + SILENT_S + 10 + HELD_UP_S * few + CROWD_S * max(0, idlers - FEW)
             self._check(self.now < most_s, f"6: a slow donor holds up a fast one, by {self.now - most_s:.1f} s")
         if fast and set(kinds) <= {"honest", "paces"}:
             # Each outline has its turn, and the work done before it may be lost.

@@ -467,13 +467,14 @@ class Node:
         def look() -> None:
             if is_over:
                 return
-            if self.machine is not None and not self.machine.is_wanted(action.head):
+            share = min(1.0, (world.now - began_s) / delay_s) if found is not None else 0.0
+            if self.machine is not None and not self.machine.copying(action.head, share):
                 is_over.append(True)
                 self.fetched_state(action, None)
                 return
             self.later(WANTED_S, look)
 
-        is_over: list[bool] = []
+        is_over, began_s = list[bool](), world.now
         self.later(delay_s, done)
         if action.donors:
             self.later(WANTED_S, look)

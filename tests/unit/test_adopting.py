@@ -73,7 +73,7 @@ async def peer(disk):
     posted, trainer, blobs = list[Any](), cast("Any", TrainerStub()), cast("Any", None)
     rounds: Any = SimpleNamespace(
         head=PLACE.head, round=0, may_train=False, may_offer=False, has_offered=False, roster=(), reports={}, directive=None,
-        working=lambda now: set(), is_wanted=lambda head: True, may_end=lambda now: False,
+        working=lambda now: set(), is_wanted=lambda head: True, copying=lambda head, share: (DONOR,), may_end=lambda now: False,
         schedule=SimpleNamespace(last_round=9, plan_for=lambda number: first_plan(MANIFEST)),
     )  # fmt: skip
     conductor = Conductor(

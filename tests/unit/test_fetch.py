@@ -74,10 +74,10 @@ def test_a_chunk_that_ends_as_another_outline_is_gone_by_is_checked_by_neither()
 
 def test_what_is_due_next_is_ahead_also_while_many_say_nothing() -> None:
     """A time that was over stayed the next one: the event loop turned without end until all had been asked."""
-    donors = [PeerId(f"silent {number}") for number in range(6)]
+    donors = [PeerId(f"silent {number}") for number in range(40)]
     fetch, now = Fetch(NAME, donors), 0.0
     fetch.begin(now)
-    for _ in range(5):
+    for _ in range(6):
         due = fetch.deadline()
         assert due > now
         now = due

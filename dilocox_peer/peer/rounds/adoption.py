@@ -130,6 +130,11 @@ class Adoption:
         in_vain = set() if is_last else self.anchor.hollow.keys() | self.healing.in_vain.keys()
         return None if any(self._members.at(head, now) - in_vain for head in heads) else "state"
 
+    def copying(self, head: Digest, share: float) -> tuple[PeerId, ...]:
+        """Of whom to ask by now for the state at head, which FetchState asked for and of which so much is here; nobody: it is to be left, and
+        StateMissing is the answer."""
+        return self.anchor.copying(head, share, self.path, self.now)
+
     def has_drifted(self, child: Certificate) -> bool:
         """Whether our anchor is not the one that most voters among the contributors to our head's child started from. They have to be as many as half of
         its signers: of a round with few contributions those few would have everybody fetch their state."""

@@ -5,27 +5,35 @@ differ only after a restart (a state from disk, then the certificates since), or
 """
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from dilocox_peer.peer.rounds.chain import Chain, Suffix, place_after
 from dilocox_peer.peer.rounds.contract import FetchState
+from dilocox_peer.peer.rounds.copying import CopyPace
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import MAX_REPLAYED, Timing
 from dilocox_peer.types import Digest, PeerId
 
 MAX_HOLLOW = 512  # peers remembered that gave no state
+_HeldState = tuple[Digest, tuple[PeerId, ...], bytes]
+"""A head, who holds the state there, and its digest."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Fetching:
-    """A FetchState that is out. suffix: what is adopted with it; None: the state of a head of our own chain. donors: of whom it is asked."""
+    """A FetchState that is out. suffix: what is adopted with it; None: the state of a head of our own chain. digest: b"" where it is asked of
+    our own disk. donors: of whom it is asked by now. voters: at the head that was aimed at. is_left: others are to be asked, for another one."""
 
     head: Digest
     suffix: Suffix | None
     since: float
+    digest: bytes
     donors: tuple[PeerId, ...]
+    voters: frozenset[PeerId]
+    pace: CopyPace
+    is_left: bool = False
 
 
 class Anchorage:
@@ -59,6 +67,8 @@ class Anchorage:
         self._is_computed = chain.height == 0
         self._digest = b""
         self._fetching: _Fetching | None = None
+        self._left: set[PeerId] = set()  # voters of whom a state was asked that was left for others', since one came
+        self._voters_known: tuple[Digest, frozenset[PeerId]] | None = None  # of the head that was aimed at last
         self._target: Digest | None = None
         self._failures = 0
         self._no_donor_since: float | None = None
@@ -112,24 +122,52 @@ class Anchorage:
         """The newest of our own chain's states on our disk, if we hold none."""
         if self.height is not None or self._fetching is not None or not self._stored:
             return []
-        return self._ask(self._chain.head_at(self._stored.pop()), None, (), b"", now)
+        return self._ask(self._chain.head_at(self._stored.pop()), None, (), b"", now, frozenset())
 
     def fetch(self, path: Suffix | None, now: float) -> list[FetchState]:
         """The state of the newest head that somebody holds: of the path, or None: of our own head."""
         if now < self.retry_at or self._fetching is not None or (path is None and self.height is not None):
             return []
         self._aim(self._chain.head if path is None else path.tip)
-        for holders in (self._donors, self._lagging):
-            for head in [self._chain.head] if path is None else self._heads_held(path, now):
-                donors, named = holders(head, path, now)
-                if not donors:
-                    continue
-                suffix = None if path is None else path.up_to(head)
-                if suffix is None or self._forks.is_better(suffix, None):  # half a better branch may be worse
-                    return self._ask(head, suffix, donors, self._certified_digest(head, path) or named, now)
+        voters = self._voters(path)
+        for head, donors, named in self._held(path, voters, now):
+            if not donors:
+                continue
+            suffix = None if path is None else path.up_to(head)
+            if suffix is None or self._forks.is_better(suffix, None):  # half a better branch may be worse
+                digest = self._certified_digest(head, path) or named
+                return self._ask(head, suffix, self._ranked(donors, voters), digest, now, voters)
         if self._no_donor_since is None:
             self._no_donor_since = now
         return []
+
+    def _held(self, path: Suffix | None, voters: frozenset[PeerId], now: float) -> Iterator[_HeldState]:
+        """The states to be had, the best one first: of a voter who has not failed, of another voter, of strangers, who may say that they hold the
+        newest as soon as there is one; of each the newest. What is further back than what is replayed comes after all others."""
+        heads = [self._chain.head] if path is None else self._heads_held(path, now)
+        near = [head for head in heads if self._is_near(head, path)]
+        found = [(head, *holders(head, path, now)) for holders in (self._donors, self._lagging) for head in near]
+        fresh = voters - self.hollow.keys()
+        yield from sorted(found, key=lambda held: (voters.isdisjoint(held[1]), fresh.isdisjoint(held[1])))
+        for holders in (self._donors, self._lagging):
+            yield from ((head, *holders(head, path, now)) for head in heads[len(near) :])
+
+    def _is_near(self, head: Digest, path: Suffix | None) -> bool:
+        """Whether from there on to the end of the path no more is missing than what is replayed."""
+        return path is None or len(path.certificates) - 1 - path.index_of[head] <= self._timing.replay_limit
+
+    def _voters(self, path: Suffix | None) -> frozenset[PeerId]:
+        """Those at the head that is aimed at."""
+        head = self._chain.head if path is None else path.tip
+        if self._voters_known is None or self._voters_known[0] != head:
+            self._voters_known = head, self._voters_at(head, path)
+        return self._voters_known[1]
+
+    def _ranked(self, donors: Iterable[PeerId], voters: Collection[PeerId]) -> tuple[PeerId, ...]:
+        """The run's voters first, as names cost nothing; who has given nothing last; else in an order that nobody else knows, as names are made
+        that come first by any other."""
+        drawn = {peer: self._rng.random() for peer in sorted(donors)}
+        return tuple(sorted(drawn, key=lambda peer: (peer not in voters, peer in self.hollow, drawn[peer])))
 
     def _heads_held(self, path: Suffix, now: float) -> list[Digest]:
         """Those of the path that somebody alive is at, or one certificate further, newest first."""
@@ -169,6 +207,38 @@ class Anchorage:
             return True
         return self._forks.why_not(fetching.suffix) is None and self._forks.is_better(fetching.suffix, path)
 
+    def copying(self, head: Digest, share: float, path: Suffix | None, now: float) -> tuple[PeerId, ...]:
+        """Of whom to ask for the state at head by now, of which that share is here: those who have come to it since, too. Nobody: it is not wanted
+        any more, or left for another that would be here sooner, as it seems."""
+        fetching = self._fetching
+        if fetching is None or fetching.is_left or not self.is_wanted(head, path):
+            return ()
+        voters = fetching.voters
+        holders = {peer for peer in self._members.at(head, now) if self._said(peer) == fetching.digest}
+        if path is not None and head in path.index_of and self._certified_digest(head, path) == fetching.digest:
+            holders.update(self._lagging(head, path, now)[0])
+        fetching.donors += self._ranked(holders.difference(fetching.donors), voters)
+        fetching.pace.came(share, now)
+        asked = voters.intersection(fetching.donors)
+        others = self._holding(path, voters, now).difference(asked, self._left)
+        if fetching.pace.is_slow(now) and len(others) > 2 * len(asked):
+            fetching.is_left = True
+            self._left |= asked
+            for peer in others:  # whatever they failed with, it was another one
+                self.hollow.pop(peer, None)
+            return ()
+        return fetching.donors
+
+    def _said(self, peer: PeerId) -> bytes:
+        """The digest of its state, by its word."""
+        said = self._members[peer].said
+        return b"" if said is None else said.state_digest
+
+    def _holding(self, path: Suffix | None, voters: Collection[PeerId], now: float) -> set[PeerId]:
+        """The voters that hold a state close to the end of the path."""
+        heads = [self._chain.head] if path is None else path.heads[-1 - self._timing.replay_limit :]
+        return {peer for head in heads for peer in self._members.at(head, now)}.intersection(voters)
+
     def missed(self, head: Digest, now: float) -> None:
         """Nobody gave it: again later, perhaps elsewhere."""
         if self._fetching is None or self._fetching.head != head:
@@ -176,7 +246,10 @@ class Anchorage:
         self.hollow |= dict.fromkeys(self._fetching.donors)
         while len(self.hollow) > MAX_HOLLOW:  # names cost nothing
             del self.hollow[next(iter(self.hollow))]
-        self._fetching = None
+        is_left, self._fetching = self._fetching.is_left, None
+        if is_left:
+            self.retry_at = now
+            return
         self._failures += 1
         self.retry_at = now + self._timing.state_retry_s * min(self._failures, 4) * (0.5 + self._rng.random())
 
@@ -187,15 +260,22 @@ class Anchorage:
         self.took_s = now - fetching.since if fetching is not None else 0.0
         self.retry_at = now
         self.hollow.clear()
+        self._left.clear()
         self._digest = digest
         self.height = suffix.certificates[-1].value.height if suffix is not None else self._chain.height_of(head)
         self._is_computed = suffix is not None or self.height == self._chain.height
         return suffix
 
     def _ask(
-        self, head: Digest, suffix: Suffix | None, donors: tuple[PeerId, ...], digest: bytes, now: float
+        self,
+        head: Digest,
+        suffix: Suffix | None,
+        donors: tuple[PeerId, ...],
+        digest: bytes,
+        now: float,
+        voters: frozenset[PeerId],
     ) -> list[FetchState]:
-        self._fetching = _Fetching(head, suffix, now, donors)
+        self._fetching = _Fetching(head, suffix, now, digest, donors, voters, CopyPace(now))
         certificates = () if suffix is None else suffix.certificates
         entries = (entry for each in certificates for entry in each.value.entries)
         is_in = any((each.peer, each.incarnation) == self._owner or self._is_own(each.blob) for each in entries)

@@ -84,7 +84,7 @@ _FROM_ANYBODY = (GetChain, ChainPage, Cert, Vouch, Directed)
 
 
 class RoundMachine:
-    """One peer of one stage. schedule: of the rounds, by the chain as it is by now. history: that chain."""
+    """One peer of one stage. schedule: of the rounds, by the chain as it is by now. history: that chain. copying: to be asked every WANTED_S while a state comes."""
 
     sitting_type: type[Sitting] = Sitting  # the simulator plants faulty ones
     replay_type: type[Replay] = Replay
@@ -143,7 +143,7 @@ class RoundMachine:
             anchor=Anchorage((me, incarnation), self._chain, self._forks, self._members, timing, rng, self._holdings.is_own, stored_states, now),
             sit=self._sit_down, durable=durable, now=now,
         )  # fmt: skip
-        self.telling = self._adoption.healing.telling
+        self.telling, self.copying = self._adoption.healing.telling, self._adoption.copying
         if durable is not None and durable.votes.accepted is not None:
             self._holdings.held_all(durable.votes.accepted.value.things, self.round + 1)
         self._ending = Ending(me, self._chain, self._forks, self._members, now)

@@ -74,6 +74,26 @@ async def fetch_digest(transport: Transport, peer: PeerId, head: Digest, timeout
             return b""
 
 
+class Copying:
+    """A fetch of a state as others see it while it is under way."""
+
+    def __init__(self) -> None:
+        self._pull: Pull | None = None
+
+    @property
+    def share(self) -> float:
+        """So much of it is here."""
+        return 0.0 if self._pull is None else self._pull.share
+
+    def join(self, donors: Sequence[PeerId]) -> None:
+        """Those of them that are not asked yet are asked, too."""
+        if self._pull is not None:
+            self._pull.join(donors)
+
+    def began(self, pull: Pull) -> None:
+        self._pull = pull
+
+
 async def fetch_state(
     transport: Transport,
     donors: Sequence[PeerId],
@@ -83,9 +103,10 @@ async def fetch_state(
     timeout_s: float,
     listener: Listener,
     shelf: Shelf | None = None,
+    copying: Copying | None = None,
 ) -> AnchorState | None:
     """The state of that digest, from all donors that have it at once; None if none of them gives it in time. Donors that fail or
-    lie are told. shelf: what has come survives there until it is asked for again; None: it is put together in memory.
+    lie are told. shelf: what has come survives there until it is asked for again; None: it is put together in memory. copying: begins with it.
 
     Cancelled: nothing goes on. Raises OSError when there is no room.
     """
@@ -109,6 +130,8 @@ async def fetch_state(
         fetch, sink, transport=transport, max_bytes=size_bytes, timeout_s=timeout_s, finish=finish,
         on_failed=lambda donor, reason, _is_lying: listener(StateFetchFailed(donor, reason)),
     )  # fmt: skip
+    if copying is not None:
+        copying.began(pull)
     try:
         state: AnchorState = await pull.run()
     except (ThingUnavailable, TimeoutError):

@@ -1,0 +1,30 @@
+"""When the copy of a state is left for another: never one that is nearly done, nor for a line that is slow for a moment."""
+
+import pytest
+
+from dilocox_peer.peer.rounds.copying import LOOK_S, CopyPace
+
+
+def looked_at(shares: list[float]) -> CopyPace:
+    """One share a second, from the beginning on."""
+    pace = CopyPace(0.0)
+    for second, share in enumerate(shares):
+        pace.came(share, float(second))
+    return pace
+
+
+def test_nothing_is_slow_before_it_was_looked_at_for_long_enough() -> None:
+    assert not looked_at([0.0] * int(LOOK_S)).is_slow(LOOK_S - 1)
+    assert looked_at([0.0] * int(LOOK_S + 1)).is_slow(LOOK_S)
+
+
+@pytest.mark.parametrize(("takes_s", "is_slow"), [(50, False), (3600, True)])
+def test_it_is_slow_as_long_as_the_rest_would_take_longer_than_it_has_taken(takes_s: int, is_slow: bool) -> None:
+    assert looked_at([second / takes_s for second in range(31)]).is_slow(30.0) is is_slow
+    half = takes_s // 2 + 1
+    assert not looked_at([second / takes_s for second in range(half + 30)]).is_slow(half + 29.0)
+
+
+def test_half_of_it_at_once_and_then_a_byte_now_and_then_is_slow() -> None:
+    """By the pace of the whole it would look well for ever."""
+    assert looked_at([0.5] * 100).is_slow(99.0)
