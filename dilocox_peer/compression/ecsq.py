@@ -63,7 +63,11 @@ class EcsqCodec:
         if 4 * num_groups + sum(sizes) != len(payload):
             raise MalformedBlob(f"ecsq: groups of {sum(sizes)} bytes in {len(payload)}")
         groups, start = [], 4 * num_groups
-        for size in sizes:
+        for index, size in enumerate(sizes):
+            # One that claims nearly all bytes would be unpacked whole.
+            least, most = payload_limits(self.name, (min(GROUP, n - index * GROUP),))
+            if not least <= 4 + size <= most:
+                raise MalformedBlob(f"ecsq: a group of {size} bytes, expected {least - 4} to {most - 4}")
             groups.append(payload[start : start + size])
             start += size
         return _EcsqReader(groups, n)

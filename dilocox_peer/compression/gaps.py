@@ -5,6 +5,8 @@ quotient in unary (that many 0 bits, then a 1), the remainder in b bits; b follo
 stream, and bit j of all remainders another: so everything is vectorised. A chunk of any length takes at most a bit for each of its places.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -190,25 +192,28 @@ class BitStreams:
 
     def take_ones(self, number: int) -> Ints:
         """Where the 1 bits of all that is left stand. Raises MalformedBlob unless so many, the last in the last byte."""
+        # Counted before they are unpacked: where they stand takes 8 bytes of each, and strangers say how many there are.
+        self._check_ones(sum(int(_ONES[piece].sum(dtype=np.int64)) for piece in self._pieces()), number)
         bits = np.unpackbits(self._bytes, bitorder="little")
-        ones = np.flatnonzero(bits.view(np.bool_))  # of bytes it takes 15 times as long
-        self._check_ones(len(ones), number)
-        return ones
+        return np.flatnonzero(bits.view(np.bool_))  # of bytes it takes 15 times as long
 
     def take_ones_packed(self, number: int, *, before: Ints) -> tuple[_Bytes, Ints]:
         """As `take_ones`, the bits themselves; and behind which of them so many 1 bits lie, for each of `before`, which ascends to number at most."""
         ones, behind = 0, np.zeros(len(before), np.int64)
-        for at in range(0, len(self._bytes), _PIECE_BYTES):
-            piece = self._bytes[at : at + _PIECE_BYTES]
+        for at, piece in enumerate(self._pieces()):
             counted = np.cumsum(_ONES[piece], dtype=np.int64) + ones
             here = np.flatnonzero((before > ones) & (before <= counted[-1]))
             places = np.searchsorted(counted, before[here])  # the bytes with the last of them
             missing = before[here] - counted[places] + _ONES[piece[places]]
             reached = np.cumsum(np.unpackbits(piece[places][:, None], axis=1, bitorder="little"), axis=1)
-            behind[here] = 8 * (at + places) + (reached >= missing[:, None]).argmax(1) + 1
+            behind[here] = 8 * (at * _PIECE_BYTES + places) + (reached >= missing[:, None]).argmax(1) + 1
             ones = int(counted[-1])
         self._check_ones(ones, number)
         return self._bytes, behind
+
+    def _pieces(self) -> Iterator[_Bytes]:
+        """Of all that is left."""
+        return (self._bytes[at : at + _PIECE_BYTES] for at in range(0, len(self._bytes), _PIECE_BYTES))
 
     def _check_ones(self, ones: int, number: int) -> None:
         if ones != number or (len(self._bytes) and not self._bytes[-1]):

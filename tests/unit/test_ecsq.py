@@ -1,14 +1,16 @@
 """ecsq: what becomes of means of sparse contributions, what they cost, and which payloads are refused."""
 
 import struct
+import tracemalloc
 
 import pytest
 import torch
 
 from dilocox_peer.compression.codec import CODECS
 from dilocox_peer.compression.ecsq import EcsqCodec
+from dilocox_peer.compression.gaps import BitStreams
 from dilocox_peer.compression.reader import PIECE
-from dilocox_peer.compression.sizes import CHUNK, GROUP
+from dilocox_peer.compression.sizes import CHUNK, GROUP, payload_limits
 from dilocox_peer.errors import MalformedBlob
 
 CODEC = EcsqCodec()
@@ -101,3 +103,35 @@ def test_a_later_group_that_cannot_be_is_refused_when_it_is_read():
     assert torch.equal(out, decoded(whole, PIECE))
     with pytest.raises(MalformedBlob, match="9 layers"):
         reader.read(PIECE, PIECE + 1, out[:1])
+
+
+def peak_of_refusing(work):
+    """Bytes that were held at most until it was refused."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedBlob) as refused:
+            work()
+        return str(refused.value), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_group_that_claims_the_bytes_of_all_is_refused_before_it_is_looked_at(first):
+    """All bits of it 1: where they stand took 78 bytes an element of the whole tensor."""
+    empty, num = group(0, [0] * 32, []), 16
+    most = payload_limits("ecsq", (num * GROUP,))[1] - 4 * num - len(empty) * (num - 1)
+    large = group(1, [0x3F80, *[0] * 31], [1, *[0] * 31])
+    large += b"\xff" * (most - len(large))
+    groups = [large, *[empty] * (num - 1)] if first else [*[empty] * (num - 1), large]
+    payload, out = payload_of(*groups), torch.empty(num * GROUP)
+    reason, peak = peak_of_refusing(lambda: CODEC.decode(memoryview(payload), out))
+    assert "a group of" in reason
+    assert peak < num * GROUP
+
+
+def test_bits_are_counted_before_they_are_unpacked():
+    data = memoryview(b"\xff" * (1 << 18))
+    reason, peak = peak_of_refusing(lambda: BitStreams("ecsq", data).take_ones(1))
+    assert reason == f"ecsq: {8 << 18} quotients for 1 kept elements"
+    assert peak < len(data)
