@@ -39,7 +39,7 @@ from dilocox_peer.compression.contribution import (
     open_contribution,
 )
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
-from dilocox_peer.compression.lengths import Squares, scale, squares_of, unit_of, unit_sizes, units_of
+from dilocox_peer.compression.lengths import Squares, length_of, scale, squares_of, unit_of, unit_sizes, units_of
 from dilocox_peer.compression.reader import Payload, TensorReader, pieces
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout, TensorSpec, sha256
@@ -201,9 +201,11 @@ def average_slice(
     beacon: bytes,
     most_rms: float = math.inf,
     num_elements: int = 0,
+    longest_residual: float = math.inf,
 ) -> AveragedSlice:
     """Equal bytes on every machine, from equal inputs in equal order. residual: what was lost before, b"": nothing. beacon: known to nobody
-    before all had contributed. most_rms: of what contributes, as in aggregate.py. num_elements: of the whole vector, where this is not all of it. Raises MalformedBlob."""
+    before all had contributed. most_rms: of what contributes, as in aggregate.py. num_elements: of the whole vector, where this is not all of it.
+    longest_residual: what check_residual lets pass; what is lost is carried on within it. Raises MalformedBlob."""
     residual_N = _residual(residual, layout)
     sent_N = torch.empty_like(residual_N)
     _mean(
@@ -213,13 +215,24 @@ def average_slice(
         with_feedback(sent_N[start:stop], residual_N[start:stop], decay, out=sent_N[start:stop])
     blob = ContributionEncoder(layout, codec_of).blob_of(sent_N)
     _decode(open_contribution(blob, layout), residual_N)
-    lost = residual_after(sent_N, residual_N).numpy().astype("<f4", copy=False)
+    lost_N = residual_after(sent_N, residual_N)
+    if longest_residual < math.inf and (length := _length_of(lost_N, layout)) > longest_residual:
+        # A power of two: exact.
+        lost_N.mul_(2.0 ** -math.frexp(length / longest_residual)[1])
+    lost = lost_N.numpy().astype("<f4", copy=False)
     return AveragedSlice(blob, lost.data.cast("B").toreadonly())
 
 
-def check_residual(raw: Blob, layout: Layout) -> None:
-    """Raises MalformedBlob for what cannot be what an encoding of this slice lost."""
-    _residual(raw, layout)
+def check_residual(raw: Blob, layout: Layout, longest: float = math.inf) -> None:
+    """Raises MalformedBlob for what cannot be what an encoding of this slice lost. longest: the norm that it may have. Bitwise: who refuses it averages
+    without it, and all that average are to come to the same."""
+    values_N = _residual(raw, layout)
+    if longest < math.inf and _length_of(values_N, layout) > longest:
+        raise MalformedBlob("a residual further than any encoding can lose")
+
+
+def _length_of(values_N: Tensor, layout: Layout) -> float:
+    return length_of(squares_of(_Decoded.of_values(values_N, layout), layout))
 
 
 def _residual(raw: Blob, layout: Layout) -> Tensor:
@@ -288,8 +301,11 @@ class _Decoded:
     @classmethod
     def of(cls, contribution: Contribution) -> "_Decoded":
         layout = contribution.layout
-        starts = tuple(start for _spec, start, _stop in layout.spans())
-        return cls(starts, _decode(contribution, torch.empty(layout.num_elements)))
+        return cls.of_values(_decode(contribution, torch.empty(layout.num_elements)), layout)
+
+    @classmethod
+    def of_values(cls, values_N: Tensor, layout: Layout) -> "_Decoded":
+        return cls(tuple(start for _spec, start, _stop in layout.spans()), values_N)
 
     def open(self, index: int) -> TensorReader:
         return _DecodedReader(self.values_N[self.starts[index] :])

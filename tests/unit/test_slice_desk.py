@@ -1,12 +1,15 @@
 """What a peer does with slices: the outer loops of four peers and their desks, from offers to the next anchor; and what it refuses."""
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dilocox_peer.compression import slices
+from dilocox_peer.compression.aggregate import contribution_norm
 from dilocox_peer.compression.allowed import AllowedCodecs
 from dilocox_peer.compression.contribution import encode_contribution
 from dilocox_peer.compression.ladder import LADDER
@@ -262,3 +265,66 @@ def test_a_result_that_is_further_than_any_round_can_come_is_refused(tmp_path: P
     desk.check(result(0.008), BlobPart("result", 0))
     with pytest.raises(MalformedBlob, match="further than any round can come"):
         desk.check(result(value), BlobPart("result", 0))
+
+
+REACH = InnerReach(1e-3, 8, 8)
+
+
+def bounded(folder: Path, codec: str) -> list[Peer]:
+    """Peers of a run whose inner optimizer is known to come so far and no further."""
+    peers = swarm(folder, codec)
+    for peer in peers:
+        peer.desk = SliceDesk(
+            LAYOUT, SLICES, norm_clip=4.0, blobs=peer.blobs, allowed=AllowedCodecs(LADDER, 64), reach=REACH
+        )
+    return peers
+
+
+def residual_of(value: float) -> bytes:
+    return np.full(cut(LAYOUT, SLICES).slices[0].num_elements, value, "<f4").tobytes()
+
+
+@pytest.mark.parametrize("value", [3e38, 1e30, 10.0, 0.2])
+def test_a_residual_that_is_further_than_any_encoding_can_lose_is_refused(tmp_path: Path, value: float) -> None:
+    """Two accomplices vouch for it beside an honest result: whoever averaged the next one with it signed what they wished."""
+    desk, part = bounded(tmp_path, "int4")[0].desk, BlobPart("residual", 0)
+    desk.check(memoryview(residual_of(0.008)), part)
+    for each in (value, -value):
+        with pytest.raises(MalformedBlob, match="further than any encoding can lose"):
+            desk.check(memoryview(residual_of(each)), part)
+
+
+@pytest.mark.parametrize("codec", ["none", "int4", "int2", "topk"])
+def test_nobody_vouches_for_a_result_that_the_others_refuse(tmp_path: Path, codec: str) -> None:
+    """With such a residual at hand as without it: an averager does not fetch what it came to itself, and merged it."""
+    peers, far = bounded(tmp_path, codec), residual_of(1e30)
+    entries = all_here(peers)
+    honest = averaged(peers[0], entries, 0, b"")
+    peers[0].blobs.put(far)
+    outcome = averaged(peers[0], entries, 0, sha256(far))
+    assert outcome == honest
+    assert outcome.base == b"", "it says so"
+    near = residual_of(0.001)
+    peers[0].blobs.put(near)
+    assert averaged(peers[0], entries, 0, sha256(near)).base == sha256(near)
+
+
+def test_what_an_encoding_has_lost_is_kept_within_what_others_take(tmp_path: Path) -> None:
+    """Of two magnitudes more and more, where one element is far larger than its neighbours in every round: no honest residual is refused."""
+    layout = cut(LAYOUT, SLICES).slices[0]
+    values_N = torch.full((layout.num_elements,), 1e-3)
+    values_N[::256] = 1.0
+    blob, residual, lengths = encode_contribution(layout, values_N, policy_named("none")), b"", []
+    squared = (contribution_norm(blob, layout) ** 2,)
+    longest = 2.0 * math.sqrt(squared[0])
+    for _ in range(12):
+        made = slices.average_slice(
+            layout, [SliceInput(b"", squared, blob, 8)], norm_clip=4.0, codec_of=policy_named("sign"), residual=residual,
+            beacon=b"", longest_residual=longest,
+        )  # fmt: skip
+        residual = bytes(made.residual)
+        slices.check_residual(residual, layout, longest)
+        lengths.append(float(torch.frombuffer(bytearray(residual), dtype=torch.float32).norm()))
+    assert max(lengths) > 0.75 * longest, "as much as may be is carried on"
+    with pytest.raises(MalformedBlob):
+        slices.check_residual(residual, layout, min(lengths) / 2)

@@ -1,7 +1,8 @@
 """What a peer does with slices: checks those that come, and averages its own. Blocking; from worker threads.
 
 What others send is hostile: a table is no larger than one can be, a slice is what its table says of it to the last bit of its norm, a result
-decodes to a slice, a residual is finite and as long as its slice. All are named by their hash, which whoever fetched them has checked.
+decodes to a slice, a residual is finite and as long as its slice; neither is further than any round can come. All are named by their hash, which whoever fetched
+them has checked.
 """
 
 import threading
@@ -15,6 +16,7 @@ from dilocox_peer.compression.lengths import Squares
 from dilocox_peer.compression.policy import policy_named
 from dilocox_peer.compression.slices import (
     RESULT_CODEC,
+    AveragedSlice,
     SliceInput,
     average_slice,
     check_part,
@@ -32,7 +34,9 @@ from dilocox_peer.types import Digest, Layout
 from dilocox_peer.wire.blobs import MAX_TABLE_BYTES, SliceTable
 from dilocox_peer.wire.chain import SliceOutcome, inputs_of
 
-RESULT_REACH = 4.0  # times what a contribution may reach as a whole: what encodings have lost so far comes on top
+RESULT_REACH, RESIDUAL_REACH = 4.0, 2.0
+"""Times what a contribution may reach as a whole: what encodings have lost so far comes on top. Honest residuals came to 0.21 at the most
+(docs/decisions/0022)."""
 MAX_CHECKED = 1 << 14  # slices of tables whose norm is known to be what the table says
 MAX_CHECKED_BYTES = 1 << 24  # of what is known of them: some hundred slices' of a billion parameters
 MAX_READ = 64  # tables that are kept as they were read: of each a peer averages several slices
@@ -81,17 +85,18 @@ class SliceDesk:
             case "result":
                 result = open_contribution(blob, self._cut.slices[part.slice])
                 self._allowed_results.check(result)
-                if squared_norm(result) > self._longest_result() ** 2:
+                longest = self._longest(RESULT_REACH)
+                if squared_norm(result) > longest * longest:
                     raise MalformedBlob("a result further than any round can come")
             case "residual":
-                check_residual(blob, self._cut.slices[part.slice])
+                check_residual(blob, self._cut.slices[part.slice], self._longest(RESIDUAL_REACH))
         return ()
 
-    def _longest_result(self) -> float:
-        """The norm that a slice's result may have: two accomplices, who may falsify a slice between them (docs/decisions/0022), could else put any
-        number there."""
+    def _longest(self, times: float) -> float:
+        """The norm that a slice's result or residual may have: two accomplices, who may falsify a slice between them (docs/decisions/0022), could else put any
+        number there; in a residual it would be honest members that average with it and sign. The same in all rounds, whatever is planned."""
         most_rms = self._reach.most_rms(self._reach.longest)
-        return RESULT_REACH * reach_of(self._cut.layout.num_elements, most_rms)
+        return times * reach_of(self._cut.layout.num_elements, most_rms)
 
     def average(self, action: AverageSlice) -> Sequence[BlobRefused | SliceAveraged]:
         """The result is durable then; what encoding lost outlives the process, not a power cut: the slice's other averager has it too. What is no longer
@@ -111,16 +116,30 @@ class SliceDesk:
             squared = tuple(part.squared for part in table.parts)
             inputs.append(SliceInput(raw, squared, blob, entry.micro_batches, squares))
         try:
-            residual = self._mapped(Digest(action.base)) if action.base else b""
-            averaged = average_slice(
-                self._cut.slices[index], inputs, norm_clip=self._norm_clip, codec_of=policy_named(RESULT_CODEC[action.codec]), residual=residual,
-                beacon=action.inputs, most_rms=self._reach.most_rms(action.inner_steps), num_elements=self._cut.layout.num_elements,
-            )  # fmt: skip
+            base, averaged = self._averaged(action, inputs)
         except (KeyError, MalformedBlob):
             return (none,)
         result, lost = self._blobs.put(averaged.blob), self._blobs.put(averaged.residual, durable=False)
-        outcome = SliceOutcome(result, len(averaged.blob), action.base, lost)
+        outcome = SliceOutcome(result, len(averaged.blob), base, lost)
         return (SliceAveraged(action.inputs, index, outcome),)
+
+    def _averaged(self, action: AverageSlice, inputs: Sequence[SliceInput]) -> tuple[bytes, AveragedSlice]:
+        """And the residual that went into it: none where the result with it is one that everybody else would refuse. Without one it cannot be: the mean is no
+        longer than a contribution may be, and no code makes it twice as long. Raises KeyError, MalformedBlob."""
+        layout, bases = self._cut.slices[action.slice], dict.fromkeys((action.base, b""))
+        for base in bases:
+            averaged = average_slice(
+                layout, inputs, norm_clip=self._norm_clip, codec_of=policy_named(RESULT_CODEC[action.codec]),
+                residual=self._mapped(Digest(base)) if base else b"", beacon=action.inputs, most_rms=self._reach.most_rms(action.inner_steps),
+                num_elements=self._cut.layout.num_elements, longest_residual=self._longest(RESIDUAL_REACH),
+            )  # fmt: skip
+            try:
+                self.check(averaged.blob, BlobPart("result", action.slice))
+            except MalformedBlob as error:
+                refused = error
+            else:
+                return base, averaged
+        raise refused
 
     def _table(self, name: Digest) -> tuple[bytes, SliceTable]:
         """As it is, and what it says. Raises KeyError when it is not here, MalformedBlob."""
