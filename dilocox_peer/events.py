@@ -245,7 +245,8 @@ class RoundCertified(Event):
     this merge, in which training went on; None when nothing of ours was closed. is_trained: this peer has trained since the round before, for another
     than one that it merges again after a restart.
     is_fetched: it had no part in the round, which is told with others at once (RoundsFetched). expected_rounds: of the run, if rounds stay
-    as long as they are; 0: it has no end. norms, clip_factors: of the contributions, in order; of one alone 0.0 and 1.0.
+    as long as they are; 0: it has no end. norms, clip_factors: of the contributions, in order; none
+    of a round in slices, where nobody knows them.
     """
 
     round: int

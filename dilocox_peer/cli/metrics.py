@@ -152,13 +152,13 @@ def _of_contributions(contributions: Contributions) -> Iterator[Metric]:
     )
     clipped = CounterMetricFamily(
         "dilocox_contributions_clipped",
-        "Of a peer, since our start: that weighed less in the mean, as too large or unlike the others'.",
+        "Of a peer, since our start: that weighed less in the mean, as too large or unlike the others'. Not in slices.",
         labels=["peer"],
     )
-    norm = GaugeMetricFamily("dilocox_contribution_norm", "In the last merged round; 0 of one alone.", labels=["peer"])
+    norm = GaugeMetricFamily("dilocox_contribution_norm", "In the last merged round; not in slices.", labels=["peer"])
     factor = GaugeMetricFamily(
         "dilocox_contribution_clip_factor",
-        "In the last merged round: 1, or what its weight was multiplied with; 0: left out.",
+        "In the last merged round: 1, or what its weight was multiplied with; 0: left out. Not in slices.",
         labels=["peer"],
     )
     for peer, each in contributions.by_peer.items():

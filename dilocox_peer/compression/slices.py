@@ -148,16 +148,16 @@ def joined(cut_: Cut, blobs: Sequence[Blob]) -> Contribution:
 
 
 class CertifiedMean:
-    """The mean that a certificate's results are, to be read as WeighedContributions are (aggregate.py). norms, clip_factors: of the
-    contributions; not known here."""
+    """The mean that a certificate's results are, to be read as WeighedContributions are (aggregate.py). norms, clip_factors: of no contribution: whoever
+    averages a slice sees what it weighs there, nobody what it does as a whole."""
 
     is_void = False
+    norms: tuple[float, ...] = ()
+    clip_factors: tuple[float, ...] = ()
 
-    def __init__(self, cut_: Cut, blobs: Sequence[Blob], num_contributions: int) -> None:
+    def __init__(self, cut_: Cut, blobs: Sequence[Blob]) -> None:
         """Raises MalformedBlob."""
         self._whole = joined(cut_, blobs)
-        self.norms = (0.0,) * num_contributions
-        self.clip_factors = (1.0,) * num_contributions
 
     def open(self, index: int) -> TensorMean:
         """A tensor of the cut layout. Raises MalformedBlob."""

@@ -14,7 +14,7 @@ MAX_CENSURED = 64  # peers; a stage has no more at a time
 @dataclass(frozen=True, slots=True)
 class Round:
     """One certified outer round. raw_bytes: of our pseudo-gradient in float32. val_loss: None where nobody told. refused, clipped:
-    of the contributions offered to it, and of those in its mean."""
+    of the contributions offered to it, and of those in its mean; None where that is not known, as in slices."""
 
     number: int
     at_s: float
@@ -30,7 +30,7 @@ class Round:
     raw_bytes: int
     val_loss: float | None = None
     refused: int = 0
-    clipped: int = 0
+    clipped: int | None = 0
 
     @property
     def allreduce_bytes(self) -> float:
@@ -56,7 +56,7 @@ class Censure:
 
 @dataclass(slots=True)
 class Contributions:
-    """by_peer: whose were refused or clipped, the latest last. weighed: norm and clip factor of those in the last round.
+    """by_peer: whose were refused or clipped, the latest last. weighed: norm and clip factor of those in the last round, if they are known.
     missed: the last that a round went without. counted: of the newest rounds, how many counted, and how many could have."""
 
     by_peer: dict[PeerId, Censure] = field(default_factory=dict)

@@ -352,6 +352,7 @@ class Status:
         self.certified, self.expected_rounds = event, event.expected_rounds
         self.last_round_s = at_s
         self.num_rounds += 1
+        is_measured = bool(event.clip_factors) or not event.contributors
         self.rounds.append(
             Round(
                 number=event.round,
@@ -367,7 +368,7 @@ class Status:
                 bytes_sent=event.bytes_sent,
                 raw_bytes=event.raw_bytes,
                 refused=self.contributions.num_refused(event.round),
-                clipped=sum(factor < 1.0 for factor in event.clip_factors),
+                clipped=sum(factor < 1.0 for factor in event.clip_factors) if is_measured else None,
             )
         )
         self.contributions.weigh(event)

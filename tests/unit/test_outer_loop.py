@@ -201,6 +201,16 @@ def test_a_contribution_that_is_clipped_is_told_with_its_norm_and_the_groups():
     assert clipped.line().endswith("clipped: its norm 20, the group's median 2, scaled by 0.398")
 
 
+def test_of_a_round_in_slices_nobody_is_told_to_weigh_all():
+    """What each weighs as a whole nobody knows there."""
+    peer = Peer()
+    entries = [Entry(PeerId(f"p{number}"), 1, sha256(bytes([number])), 1, 8) for number in range(4)]
+    peer.merge(peer.certified(*entries))
+    (certified,) = peer.rounds_told()
+    assert (len(certified.contributors), certified.norms, certified.clip_factors) == (4, (), ())
+    assert not [event for event in peer.told if isinstance(event, ContributionClipped)]
+
+
 def test_a_pause_is_no_part_of_what_a_step_takes():
     a_step = MANIFEST.inner.accumulate * MANIFEST.inner.micro_batch * MANIFEST.model.context
     peer = Peer()

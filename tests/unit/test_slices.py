@@ -111,7 +111,7 @@ def test_the_slices_of_a_mean_are_the_mean_as_everybody_computes_it(codec: str) 
     ]
     expected_N = aggregate(whole.layout, at_once, weights, norm_clip=4.0).mean_N
     assert expected_N is not None
-    mean = CertifiedMean(whole, means, 4)
+    mean = CertifiedMean(whole, means)
     for index, (spec, start, stop) in enumerate(whole.layout.spans()):
         out, scratch = torch.empty(spec.num_elements), torch.empty(spec.num_elements)
         mean.open(index).read(0, spec.num_elements, out, scratch)

@@ -368,5 +368,9 @@ def test_whose_contributions_were_refused_or_clipped_is_said_with_the_reason():
 
 
 def test_a_round_of_an_older_log_has_no_norms():
+    """Nor has one in slices: that all weighed all is not known, and not said."""
     found = folded(certified(7))
-    assert (found.contributions.weighed, found.rounds[-1].clipped) == ({}, 0)
+    assert (found.contributions.weighed, found.rounds[-1].clipped) == ({}, None)
+    said = summary(found, 100.0)["last_round"]
+    assert (said["weighed"], said["clipped"]) == ([], None)
+    assert folded(certified(7, contributors=0)).rounds[-1].clipped == 0

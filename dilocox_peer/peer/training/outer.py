@@ -257,7 +257,7 @@ class OuterOptimizer:
         weighed: WeighedContributions | CertifiedMean
         if are_results:
             assert self._cut is not None, "results of a run that averages all to all"
-            weighed = CertifiedMean(self._cut, blobs, len(weights))
+            weighed = CertifiedMean(self._cut, blobs)
         else:
             weighed = WeighedContributions(
                 self._layout, blobs, weights, norm_clip=self._settings.norm_clip, squares=squares, beacon=head,

@@ -111,7 +111,7 @@ class ContributionsLoaded:
 @dataclass(frozen=True, slots=True)
 class AnchorMoved:
     """Answers MergeRound: a certificate is applied to the anchor. norms, clip_factors: of the contributions, in the certificate's
-    order. needed_rank: the rank that holds nearly all energy of the mean, 0 where nobody asked."""
+    order; none where they are not known, as in slices. needed_rank: the rank that holds nearly all energy of the mean, 0 where nobody asked."""
 
     state_digest: Digest
     norms: tuple[float, ...]

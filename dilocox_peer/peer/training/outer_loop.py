@@ -396,9 +396,10 @@ class OuterLoop:
             is_fetched=is_fetched,
         )
         median_norm = median_norm_of(merged.norms)
+        measured = zip(value.entries, merged.norms, merged.clip_factors, strict=True) if merged.norms else ()
         clipped = [
             ToListener(ContributionClipped(entry.peer, value.round, norm, median_norm, factor))
-            for entry, norm, factor in zip(value.entries, merged.norms, merged.clip_factors, strict=True)
+            for entry, norm, factor in measured
             if factor < 1.0
         ]
         self._merged_at_s, self._sent_before, self._tokens_before = now, seen.bytes_sent, seen.tokens
