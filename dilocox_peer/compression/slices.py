@@ -151,13 +151,12 @@ class CertifiedMean:
     """The mean that a certificate's results are, to be read as WeighedContributions are (aggregate.py). norms, clip_factors: of no contribution: whoever
     averages a slice sees what it weighs there, nobody what it does as a whole."""
 
-    is_void = False
     norms: tuple[float, ...] = ()
     clip_factors: tuple[float, ...] = ()
 
-    def __init__(self, cut_: Cut, blobs: Sequence[Blob]) -> None:
-        """Raises MalformedBlob."""
-        self._whole = joined(cut_, blobs)
+    def __init__(self, cut_: Cut, blobs: Sequence[Blob], *, is_void: bool = False) -> None:
+        """is_void: nobody worked for it; what momentum there is would coast. Raises MalformedBlob."""
+        self._whole, self.is_void = joined(cut_, blobs), is_void
 
     def open(self, index: int) -> TensorMean:
         """A tensor of the cut layout. Raises MalformedBlob."""
@@ -207,7 +206,10 @@ def average_slice(
     before all had contributed. most_rms: of what contributes, as in aggregate.py. num_elements: of the whole vector, where this is not all of it.
     longest_residual: what check_residual lets pass; what is lost is carried on within it. Raises MalformedBlob."""
     residual_N = _residual(residual, layout)
-    sent_N = torch.empty_like(residual_N)
+    sent_N = torch.zeros_like(residual_N)
+    if not any(each.micro_batches for each in inputs):
+        # Such a round moves nothing (CertifiedMean.is_void): what was lost before waits for the next.
+        return AveragedSlice(ContributionEncoder(layout, codec_of).blob_of(sent_N), _bytes_of(residual_N))
     _mean(
         layout, inputs, norm_clip=norm_clip, most_rms=most_rms, num_elements=num_elements or layout.num_elements, beacon=beacon, out_N=sent_N,
     )  # fmt: skip
@@ -219,8 +221,11 @@ def average_slice(
     if longest_residual < math.inf and (length := _length_of(lost_N, layout)) > longest_residual:
         # A power of two: exact.
         lost_N.mul_(2.0 ** -math.frexp(length / longest_residual)[1])
-    lost = lost_N.numpy().astype("<f4", copy=False)
-    return AveragedSlice(blob, lost.data.cast("B").toreadonly())
+    return AveragedSlice(blob, _bytes_of(lost_N))
+
+
+def _bytes_of(values_N: Tensor) -> memoryview:
+    return values_N.numpy().astype("<f4", copy=False).data.cast("B").toreadonly()
 
 
 def check_residual(raw: Blob, layout: Layout, longest: float = math.inf) -> None:

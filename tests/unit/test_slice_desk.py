@@ -48,10 +48,10 @@ class Peer:
         self.number = number
         self.codec, self.policy = codec, policy_named(codec)
 
-    def offer(self, round_number: int) -> tuple[Entry, list[bytes]]:
+    def offer(self, round_number: int, micro_batches: int = 8) -> tuple[Entry, list[bytes]]:
         generator = torch.Generator().manual_seed(100 * round_number + self.number)
         self.local += 0.01 * torch.randn(SIZE, generator=generator)
-        own = self.outer.offer(self.local.clone(), 8, codec_of=self.policy, sliced=True)
+        own = self.outer.offer(self.local.clone(), micro_batches, codec_of=self.policy, sliced=True)
         blobs = [bytes(blob) for blob in (*own.slices, own.blob)]
         for blob in blobs:
             self.blobs.put(blob)
@@ -328,3 +328,34 @@ def test_what_an_encoding_has_lost_is_kept_within_what_others_take(tmp_path: Pat
     assert max(lengths) > 0.75 * longest, "as much as may be is carried on"
     with pytest.raises(MalformedBlob):
         slices.check_residual(residual, layout, min(lengths) / 2)
+
+
+def test_a_round_that_nobody_worked_for_moves_no_anchor(tmp_path: Path) -> None:
+    """As all to all: momentum without a gradient would coast. And what encoding had lost before is not lost with its results."""
+    peers, bases, anchors, digests = swarm(tmp_path), [b""] * SLICES, [], []
+    for round_number, micro_batches in ((1, 8), (2, 0), (3, 8)):
+        offers = [peer.offer(round_number, micro_batches) for peer in peers]
+        entries = [entry for entry, _ in offers]
+        for peer in peers:
+            for _, blobs in offers:
+                for blob in blobs:
+                    peer.blobs.put(blob)
+        outcomes = [averaged(peers[0], entries, index, bases[index]) for index in range(SLICES)]
+        if not micro_batches:
+            assert [outcome.residual for outcome in outcomes] == bases
+        bases = [outcome.residual for outcome in outcomes]
+        views = [view for outcome in outcomes if (view := peers[0].blobs.mapped(outcome.blob)) is not None]
+        merged = [
+            peer.outer.merge(
+                views, [micro_batches] * PEERS, own=True, round_number=round_number, head=head(round_number), are_results=True
+            )
+            for peer in peers
+        ]  # fmt: skip
+        for peer, (_moved, shift_N) in zip(peers, merged, strict=True):
+            peer.local += shift_N
+        digests.append({moved.state_digest for moved, _ in merged})
+        anchors.append(peers[0].outer.anchor_N.clone())
+    first_N, idle_N, last_N = anchors
+    assert torch.equal(first_N, idle_N)
+    assert not torch.equal(idle_N, last_N)
+    assert [len(each) for each in digests] == [1, 1, 1]

@@ -257,7 +257,7 @@ class OuterOptimizer:
         weighed: WeighedContributions | CertifiedMean
         if are_results:
             assert self._cut is not None, "results of a run that averages all to all"
-            weighed = CertifiedMean(self._cut, blobs)
+            weighed = CertifiedMean(self._cut, blobs, is_void=not any(weights))
         else:
             weighed = WeighedContributions(
                 self._layout, blobs, weights, norm_clip=self._settings.norm_clip, squares=squares, beacon=head,
