@@ -66,8 +66,9 @@ def run_export(flags: ExportFlags) -> None:
 
 
 def _beside(model: "WholeModel", flags: ExportFlags) -> dict[str, bytes]:
-    """The published model's small files that are on this machine, each the one that the run's manifest names. Raises ConfigError
-    when it would be written over."""
+    """The published model's small files that are on this machine, each the one that the run's manifest names, without those of a
+    tokenizer that is not the run's. Raises ConfigError when it would be written over."""
+    from dilocox_peer.model.source_tokenizer import files_of_another
     from dilocox_peer.model.weights import open_folder, place_of
 
     section, given = model.section, flags.model
@@ -83,4 +84,7 @@ def _beside(model: "WholeModel", flags: ExportFlags) -> dict[str, bytes]:
     same = set(section.small_files).intersection(folder.files)
     if given is not None and not same:
         raise ConfigError(f"--model {given}: none of its files is of the run's model: take {section.source}")
-    return {file.name: folder.read_small(file.name) for file in folder.files if file in same}
+    others = files_of_another(section, model.origin.data.tokenizer)
+    return {
+        file.name: folder.read_small(file.name) for file in folder.files if file in same and file.name not in others
+    }

@@ -54,7 +54,7 @@ def write_run_file(flags: InitFlags) -> None:
     if flags.slices:  # every preset has a codec and a way to adapt that slices can have
         manifest = manifest.model_copy(update={"rounds": manifest.rounds.model_copy(update={"averaging": "slices"})})
     tokenizer = flags.tokenizer
-    if tokenizer is None and flags.published is not None:
+    if tokenizer is None and flags.published is not None and flags.data is None:
         tokenizer = tokenizer_in(flags.published, manifest.model.vocab_size)
     if flags.packing is not None and flags.data is None:
         raise ConfigError(f"--packing {flags.packing.value}: it is of shards; pass --data with a folder of them")
@@ -137,9 +137,18 @@ def _with_shards(manifest: Manifest, folder: Path, path: Path, flags: InitFlags)
     from dilocox_peer.data.catalogue import read_catalogue
     from dilocox_peer.data.shards import sizes_of
 
-    if flags.tokenizer is not None:
+    if flags.tokenizer is not None and flags.published is None:
         raise ConfigError(f"--tokenizer {flags.tokenizer}: the shards in {folder} name theirs; leave --tokenizer out")
     catalogue, name = read_catalogue(folder)
+    if flags.published is not None:
+        from dilocox_peer.cli.published import check_cut_by
+
+        check_cut_by(flags.published, folder, catalogue.tokenizer, given=flags.tokenizer)
+        if catalogue.vocab_size > manifest.model.vocab_size:
+            raise ConfigError(
+                f"the shards in {folder} have {catalogue.vocab_size:,} tokens, the model knows {manifest.model.vocab_size:,}: make them "
+                "anew with its own tokenizer"
+            )
     if catalogue.tokenizer != BYTES:
         manifest = _with_tokenizer(manifest, folder, path, flags, (catalogue.bos, catalogue.eos))
         if manifest.data.tokenizer != catalogue.tokenizer:

@@ -12,7 +12,7 @@ import typer
 from dilocox_peer.cli.flags import InitFlags
 from dilocox_peer.config import PUBLISHED_PRESETS, published
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.manifest import NUM_BYTES, Manifest
+from dilocox_peer.manifest import BYTES, NUM_BYTES, Manifest
 from dilocox_peer.paths import with_tilde
 
 if TYPE_CHECKING:
@@ -244,6 +244,34 @@ def tokenizer_in(folder: Path, vocab_size: int) -> Path | None:
         f"note: {folder} holds no tokenizer.json: the run's tokens are bytes; --tokenizer names another", err=True
     )
     return None
+
+
+def check_cut_by(model: Path, shards: Path, tokenizer: str, *, given: Path | None) -> None:
+    """Raises ConfigError where a folder's model was trained on other tokens than those of these shards, unless --tokenizer names what cut them.
+    tokenizer: as their catalogue has it."""
+    from dilocox_peer.data.tokenizer import FILE_NAME
+    from dilocox_peer.data.tokenizer_files import read_tokenizer_file
+    from dilocox_peer.model.source_tokenizer import is_of
+    from dilocox_peer.types import sha256
+
+    if given is not None:
+        if not is_of(sha256(read_tokenizer_file(given)), tokenizer):
+            raise ConfigError(
+                f"--tokenizer {given}: the shards in {shards} were cut by another, or by none: make them anew with "
+                f"`dilocox-peer tokenize FILES --out {shards} --tokenizer {given} --force`"
+            )
+    elif not (model / FILE_NAME).is_file():
+        typer.echo(
+            f"note: {model} holds no {FILE_NAME}: whether the shards in {shards} are of the model's tokens cannot be told",
+            err=True,
+        )
+    elif not is_of(sha256(read_tokenizer_file(model)), tokenizer):
+        by = "by none (their tokens are bytes)" if tokenizer == BYTES else "by another"
+        meant = "" if tokenizer == BYTES else f", or pass --tokenizer {shards} where another is meant"
+        raise ConfigError(
+            f"the shards in {shards} were not cut by the tokenizer of {model}, but {by}: make them anew with `dilocox-peer tokenize FILES "
+            f"--out {shards} --tokenizer {model} --force`{meant}"
+        )
 
 
 def _longest(config_json: str) -> int | None:

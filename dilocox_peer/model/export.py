@@ -19,6 +19,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import PublishedSection
 from dilocox_peer.model.adapters import write_peft
 from dilocox_peer.model.published import Design, design_of, lora_of
+from dilocox_peer.model.source_tokenizer import files_of_another
 from dilocox_peer.model.weights import CONFIG, INDEX, WEIGHTS, Precision, published_tensors
 from dilocox_peer.model.whole import Origin, WholeModel, tensor_over
 
@@ -131,7 +132,13 @@ def _card(
             "`tie_word_embeddings` is false here.",
             "",
         ]
-    if missing := [file.name for file in section.small_files if file.name not in beside and file.name != CONFIG]:
+    if others := files_of_another(section, origin.data.tokenizer):
+        lines += [
+            f"Trained on the tokens of another tokenizer than the source's, whose {', '.join(sorted(others))} do not belong here.",
+            "",
+        ]
+    known = {CONFIG, *beside, *others}
+    if missing := [file.name for file in section.small_files if file.name not in known]:
         lines += [f"Not on the machine that exported it: {', '.join(missing)}. Take them from the source.", ""]
     return "\n".join([*lines, *_contributors(origin)])
 

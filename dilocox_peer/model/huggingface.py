@@ -116,6 +116,11 @@ def tokenizer_of() -> dict[str, Any]:
     }
 
 
+def json_file(content: dict[str, Any]) -> bytes:
+    """As exports write their small files."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
 def small_files(section: ModelSection, tokenizer: PublishedTokenizer | None = None) -> dict[str, dict[str, Any]]:
     """The JSON files of the folder by name, but for those that a published tokenizer brings itself."""
     bos, eos = (None, None) if tokenizer is None else (tokenizer.bos, tokenizer.eos)
@@ -319,7 +324,7 @@ def _write_files(folder: Path, model: WholeModel, section: ModelSection, tokeniz
     for name, verbatim in () if tokenizer is None else tokenizer.files.items():
         (folder / name).write_bytes(verbatim)
     for name, content in small_files(section, tokenizer).items():
-        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / name).write_bytes(json_file(content))
     save_file(dict(model.tensors), folder / WEIGHTS, {**model.origin.metadata, MARK: FORMAT})
 
 

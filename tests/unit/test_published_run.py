@@ -10,18 +10,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from dilocox_peer.cli.flags import InitFlags
+from dilocox_peer.cli.export import run_export
+from dilocox_peer.cli.flags import ExportFlags, InitFlags, SourceFlags
 from dilocox_peer.cli.init import write_run_file
 from dilocox_peer.cli.published import published_manifest
 from dilocox_peer.config import PUBLISHED_PRESETS, PublishedPreset, parse_toml, read_signed_manifest, to_toml
+from dilocox_peer.data.tokenizing import Order, make_shards
 from dilocox_peer.errors import ConfigError, ManifestMismatch
 from dilocox_peer.manifest import Manifest, PublishedSection
+from dilocox_peer.model.huggingface import json_file, tokenizer_of
 from dilocox_peer.model.huggingface import write_folder as write_export
 from dilocox_peer.model.published import design_of
 from dilocox_peer.model.weights import open_folder
 from dilocox_peer.model.whole import WholeModel
-from dilocox_peer.peer.state.anchors import assemble
+from dilocox_peer.peer.state.anchors import assemble, keep_manifest
 from dilocox_peer.peer.state.beginning import folder_of
+from dilocox_peer.peer.state.checkpoint import write_checkpoint
+from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.peer.training.outer import initial_state
 from tests.smollm2 import gguf_path, write_smollm2
 from tests.tiny_models import FAMILIES, tiny_json, write_folder
@@ -227,6 +232,80 @@ def test_what_does_not_go_together_is_one_line_and_nothing_is_written(tmp_path: 
         write_run_file(InitFlags(path=run / "run.toml", published=source, home=tmp_path / "home", **flags))
     assert "\n" not in str(raised.value)
     assert not list(run.iterdir())
+
+
+def cut(tmp_path: Path, name: str, tokenizer: bytes | None) -> Path:
+    """Shards of a few documents."""
+    (tmp_path / "corpus.txt").write_text("the value of the argument and of the other one. " * 40)
+    (tmp_path / "other.txt").write_text("what they have learned is averaged in rounds. " * 40)
+    order = Order((tmp_path / "corpus.txt", tmp_path / "other.txt"), tmp_path / name, tokenizer, "", "")
+    make_shards(order, refused=pytest.fail)
+    return tmp_path / name
+
+
+def model_that_cuts(folder: Path, tokenizer: bytes) -> Path:
+    write_folder(folder, tiny_json("llama", vocab_size=320))
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("model", "shards", "complaint"),
+    [
+        (bpe_file(320), None, r"not cut by the tokenizer of .* but by none \(their tokens are bytes\): make them anew with .* --tokenizer"),
+        (bpe_file(320), bpe_file(300), r"but by another: make them anew with .* or pass --tokenizer .*cut where another is meant"),
+        (bpe_file(320), bpe_file(320), None),
+        (json_file(tokenizer_of()), None, None),
+    ],
+)  # fmt: skip
+def test_a_model_goes_on_from_shards_of_its_own_tokens(tmp_path: Path, model, shards, complaint):
+    """An export of a run of bytes has a tokenizer.json that makes bytes of a text: shards of bytes are of its tokens."""
+    source, folder = model_that_cuts(tmp_path / "source", model), cut(tmp_path, "cut", shards)
+    (tmp_path / "run").mkdir()
+    flags = InitFlags(
+        path=tmp_path / "run" / "run.toml", published=source, data=folder, context=32, home=tmp_path / "home"
+    )
+    if complaint is None:
+        write_run_file(flags)
+        return
+    with pytest.raises(ConfigError, match=complaint) as raised:
+        write_run_file(flags)
+    assert "\n" not in str(raised.value)
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_shards_of_more_tokens_than_the_model_knows_are_refused_at_init(tmp_path: Path, capsys):
+    write_folder(tmp_path / "source", tiny_json("llama", vocab_size=96))
+    flags = InitFlags(
+        path=tmp_path / "run.toml",
+        published=tmp_path / "source",
+        data=cut(tmp_path, "cut", None),
+        context=32,
+        home=tmp_path,
+    )
+    with pytest.raises(ConfigError, match="have 256 tokens, the model knows 96: make them anew"):
+        write_run_file(flags)
+    assert "cannot be told" in capsys.readouterr().err
+
+
+def test_shards_of_another_tokenizer_are_taken_where_it_is_named_and_the_export_has_that_one(tmp_path: Path, capsys):
+    source, shards = model_that_cuts(tmp_path / "source", bpe_file(320)), cut(tmp_path, "cut", bpe_file(300))
+    (source / "tokenizer_config.json").write_text("{}")
+    flags = InitFlags(path=tmp_path / "run.toml", published=source, data=shards, context=32, home=tmp_path / "home")
+    with pytest.raises(ConfigError, match="were cut by another"):
+        write_run_file(replace(flags, tokenizer=source))
+    write_run_file(replace(flags, tokenizer=shards))
+    manifest = read_signed_manifest(flags.path)
+    run, out = tmp_path / "home" / "peers" / "a" / "runs" / manifest.run_id[:16], tmp_path / "out"
+    keep_manifest(run, manifest)
+    start = initial_state(manifest, 0, folder=open_folder(source))
+    state = AnchorState.of(start.layout, head=start.head, round_number=3, anchor=start.anchor, momentum=start.momentum)
+    write_checkpoint(run / "stage0" / "checkpoints", manifest.run_id, state)
+    run_export(ExportFlags(out=out, source=SourceFlags(run_folder=(run,), home=tmp_path / "home"), model=source))
+    assert (out / "tokenizer.json").read_bytes() == bpe_file(300)
+    assert not (out / "tokenizer_config.json").exists()
+    assert "another tokenizer than the source's" in (out / "README.md").read_text()
+    assert "Take them from the source" not in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", PUBLISHED_PRESETS)
