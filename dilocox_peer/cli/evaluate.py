@@ -190,7 +190,9 @@ class Evaluator:
         )
         corpus: HeldOut
         if section.source == SHARDS:
-            corpus = await asyncio.to_thread(held_out_of, flags.data, section.catalogue, tokenizer)
+            corpus = await asyncio.to_thread(
+                held_out_of, flags.data, section.catalogue, tokenizer, packing=section.packing
+            )
         else:
             reading = Reading(flags.column)
             corpus = await asyncio.to_thread(
@@ -201,6 +203,7 @@ class Evaluator:
                 tokenizer=tokenizer,
                 reading=reading,
             )
+        await asyncio.to_thread(corpus.require_context, manifest.model.context)
         entropies = corpus.unigram_entropy(), corpus.bigram_entropy()
         self._listener(DataMeasured(*entropies, corpus.validation_tokens, corpus.unit))
         base = await asyncio.to_thread(base_of, manifest.model, flags.base, cut_of(manifest))

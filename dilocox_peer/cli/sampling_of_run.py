@@ -41,8 +41,10 @@ class RunSampler:
         if first is None:
             return None
         began = self._clock()
-        # Where a document begins the id before is negative (data/packing.py).
-        prompt = [id_ if id_ >= 0 else ~id_ for id_ in first[0][0][:PROMPT_TOKENS].tolist()]
+        ids = first[0][0][:PROMPT_TOKENS].tolist()
+        # Where a document begins its id is negative (data/held_out.py): what follows is another one, or nothing.
+        end = next((place for place in range(1, len(ids)) if ids[place] < 0), len(ids))
+        prompt = [id_ if id_ >= 0 else ~id_ for id_ in ids[:end]]
         stream = continuation(
             model, prompt, Sampling(), num_tokens=TOKENS, num_ids=self._tokenizer.vocab_size, seed=SEED,
             last=self._tokenizer.eos,

@@ -23,6 +23,7 @@ from dilocox_peer.data.held_out import HeldOut
 from dilocox_peer.data.tokenizer import Counts, Ids, Tokenizer
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.files import replace_file, will_pass
+from dilocox_peer.manifest import Packing
 from dilocox_peer.types import Digest
 
 MAX_OPEN = 16
@@ -272,13 +273,15 @@ def write_shard(
     return shard
 
 
-def held_out_of(folders: Sequence[Path], catalogue_name: str, tokenizer: Tokenizer) -> HeldOut:
-    """The beginning of what is held out in a folder of a run's shards. Raises ConfigError."""
+def held_out_of(
+    folders: Sequence[Path], catalogue_name: str, tokenizer: Tokenizer, *, packing: Packing = "concatenate"
+) -> HeldOut:
+    """The beginning of what is held out in a folder of a run's shards, to be measured on as the run packs its documents. Raises ConfigError."""
     if len(folders) != 1:
         raise ConfigError("this run's data are shards: pass --data with the one folder of them that `tokenize` wrote")
     catalogue, _ = read_catalogue(folders[0], wanted=catalogue_name)
     shards = ShardFolders(catalogue, folders)
-    pieces, size = [], 0
+    pieces, starts, size = [], [], 0
     for shard in catalogue.held_out:
         if (opened := shards.find(shard)) is None:
             path = folders[0] / shard.file_name
@@ -289,13 +292,21 @@ def held_out_of(folders: Sequence[Path], catalogue_name: str, tokenizer: Tokeniz
             raise ConfigError(
                 f"{path}: {shards.faults.get(str(path), 'is not there')}; make the shards anew, or copy it again"
             )
-        pieces.append(opened.signed(0, min(shard.tokens, MAX_HELD_OUT - size)))
-        size += len(pieces[-1])
+        end = min(shard.tokens, MAX_HELD_OUT - size)
+        pieces.append(opened.signed(0, end))
+        starts.append(opened.starts[: np.searchsorted(opened.starts, end)].astype(np.int64) + size)
+        size += end
         if size == MAX_HELD_OUT:
             break
     signed = np.concatenate(pieces)
     tokens = np.where(signed < 0, ~signed, signed).astype(catalogue.dtype)
-    return HeldOut(tokens, name=str(folders[0]), tokenizer=tokenizer, counts=signed >= 0 if catalogue.answers else None)
+    return HeldOut(
+        tokens,
+        name=str(folders[0]),
+        tokenizer=tokenizer,
+        counts=signed >= 0 if catalogue.answers else None,
+        starts=np.concatenate(starts) if packing == "best-fit" else None,
+    )
 
 
 def sizes_of(shards: Iterable[Shard]) -> Mapping[str, int]:

@@ -59,9 +59,16 @@ def train_on(
 
 
 @torch.no_grad()
-def loss_of(model: StageModel, x: Tensor, targets_BT: Tensor, *, logits_bytes: int = LOGITS_BYTES) -> tuple[float, int]:
-    """(sum of the losses in nats, number of targets that count) at the current parameters."""
-    hidden_RD, targets_R = model.hidden(x).flatten(0, 1), targets_BT.flatten()
+def loss_of(
+    model: StageModel,
+    x: Tensor,
+    targets_BT: Tensor,
+    *,
+    starts_BT: Tensor | None = None,
+    logits_bytes: int = LOGITS_BYTES,
+) -> tuple[float, int]:
+    """(sum of the losses in nats, number of targets that count) at the current parameters. x, starts_BT: as in `train_on`."""
+    hidden_RD, targets_R = model.hidden(x, starts_BT).flatten(0, 1), targets_BT.flatten()
     total = 0.0
     for part in _parts(len(hidden_RD), rows_at_a_time(model.vocab_size, logits_bytes)):
         total += float(_summed(model.logits(hidden_RD[None, part])[0], targets_R[part]))

@@ -34,11 +34,12 @@ class Stage:
         return train_on(self.model, tokens_BT, targets_BT.to(device), starts_BT=starts_BT)
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, int]:
-        """(mean loss in nats a token, number of tokens) over the batches, at the current parameters."""
+        """(mean loss in nats a token, number of tokens) over the batches, at the current parameters. Inputs: as `parted` takes them."""
         device = self.model.flat_N.device
         total, tokens = 0.0, 0
         for inputs_BT, targets_BT in batches:
-            loss, count = loss_of(self.model, inputs_BT.to(device), targets_BT.to(device))
+            tokens_BT, starts_BT = parted(inputs_BT.to(device))
+            loss, count = loss_of(self.model, tokens_BT, targets_BT.to(device), starts_BT=starts_BT)
             total, tokens = total + loss, tokens + count
         assert tokens > 0, "nothing to evaluate on"
         return total / tokens, tokens

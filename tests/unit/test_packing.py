@@ -10,17 +10,21 @@ from hypothesis import strategies as st
 
 from dilocox_peer.config import preset
 from dilocox_peer.data.allotment import Stretch
-from dilocox_peer.data.held_out import inputs_and_targets
+from dilocox_peer.data.catalogue import read_catalogue
+from dilocox_peer.data.held_out import HeldOut, inputs_and_targets
 from dilocox_peer.data.packing import BEGINS, packed
 from dilocox_peer.data.row import UnitRow, sequences_of
-from dilocox_peer.data.shards import ShardFolders
+from dilocox_peer.data.shards import ShardFolders, held_out_of
+from dilocox_peer.data.tokenizer import BYTE_TOKENIZER
 from dilocox_peer.data.tokenizing import Order, make_shards
+from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import ModelSection
 from dilocox_peer.model.activations import BodyFormat
 from dilocox_peer.model.architecture import LayerRange, layers_of
 from dilocox_peer.model.borders import parted, positions_of, seen_by
-from dilocox_peer.model.loss import train_on
+from dilocox_peer.model.loss import loss_of, train_on
 from dilocox_peer.model.passes import Passes
+from dilocox_peer.model.stage import Stage
 from dilocox_peer.model.transformer import LlamaStage, initial_parameters
 from dilocox_peer.types import IGNORED
 
@@ -160,3 +164,78 @@ def test_shards_are_packed_with_little_left_free(tmp_path):
     assert int((targets != IGNORED).sum()) == tokens - documents
     free = 1 - tokens / sequences.size
     assert free < 0.02, f"{free:.1%} of the sequences is free"
+
+
+def whole_stage(context):
+    section = SECTION.model_copy(update={"context": context})
+    model = LlamaStage(section, LayerRange.of(section))
+    model.flat_N.copy_(initial_parameters(model.layout, section, 1))
+    return Stage(model)
+
+
+def alone(model, documents, context):
+    """(loss, tokens) of documents one by one, without this project's packing: what `evaluate FOLDER` measures."""
+    total, count = 0.0, 0
+    for document in documents:
+        for start in range(0, len(document) - 1, context):
+            ids = torch.from_numpy(document[start : start + context + 1].astype(np.int64))
+            loss, targets = loss_of(model, ids[None, :-1], ids[None, 1:])
+            total, count = total + loss, count + targets
+    return total / count, count
+
+
+def test_a_held_out_loss_of_packed_documents_is_that_of_each_alone(tmp_path):
+    """Windows through joined documents measured what nobody trains: what lies before a document, and its first token."""
+    rng = np.random.default_rng(5)
+    lines = [
+        json.dumps({"text": "".join(chr(97 + each) for each in rng.integers(0, 26, rng.integers(1, 60)))})
+        for _ in range(60)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    order = Order((tmp_path / "a.jsonl",), tmp_path / "out", None, "", "", shard_tokens=1024, validation=0.5)
+    catalogue = make_shards(order, refused=pytest.fail)
+    _, name = read_catalogue(tmp_path / "out")
+    stage, folders, documents = whole_stage(24), ShardFolders(catalogue, [tmp_path / "out"]), []
+    for shard in catalogue.held_out:
+        found = folders.find(shard)
+        assert found is not None
+        documents += np.split(found.tokens(0, shard.tokens), found.starts[1:])
+    expected, count = alone(stage.model, documents, 24)
+    packed_ones = held_out_of([tmp_path / "out"], name, BYTE_TOKENIZER, packing="best-fit")
+    loss, tokens = stage.evaluate(packed_ones.validation_batches(10**6, batch=4, context=24))
+    assert tokens == count == sum(len(each) - 1 for each in documents)
+    assert loss == pytest.approx(expected, abs=1e-5)
+    joined = held_out_of([tmp_path / "out"], name, BYTE_TOKENIZER)
+    assert stage.evaluate(joined.validation_batches(10**6, batch=4, context=24))[0] != pytest.approx(loss, abs=1e-3)
+    some = [targets for _, targets in packed_ones.validation_batches(200, batch=4, context=24)]
+    assert 100 < sum(int((each != IGNORED).sum()) for each in some) < 400
+
+
+@given(LENGTHS, st.integers(1, 16))
+def test_what_is_measured_is_cut_as_what_is_packed(lengths, context):
+    tokens = np.arange(sum(lengths), dtype=np.int64)
+    starts = np.cumsum([0, *lengths[:-1]])[np.array(lengths) > 0] if lengths else np.empty(0, np.int64)
+    held = HeldOut(tokens, name="held", tokenizer=BYTE_TOKENIZER, starts=starts)
+    if not any(length > 1 for length in lengths):
+        with pytest.raises(ConfigError, match="no document that is held out has two bytes"):
+            held.require_context(context)
+        return
+    (found,) = held.validation_batches(10**6, batch=10**6, context=context)
+    expected = inputs_and_targets(packed(numbered(lengths), context + 1))
+    for one, other in zip(found, expected, strict=True):
+        assert sorted(map(tuple, one.tolist())) == sorted(map(tuple, other.tolist()))
+
+
+@pytest.mark.parametrize("starts", [None, np.arange(0, 4096, 16)])
+def test_answers_that_are_rare_are_measured_wherever_they_are(starts):
+    """Windows without one came first, and `evaluate` ended with an AssertionError."""
+    counts = np.zeros(4096, np.bool_)
+    counts[[3003, 3004, 4000]] = True
+    held = HeldOut(np.zeros(4096, np.uint8), name="talks", tokenizer=BYTE_TOKENIZER, counts=counts, starts=starts)
+    _, tokens = whole_stage(16).evaluate(held.validation_batches(64, batch=2, context=16))
+    assert tokens == (2 if starts is not None else 3)
+    none = HeldOut(
+        np.zeros(4096, np.uint8), name="talks", tokenizer=BYTE_TOKENIZER, counts=~np.ones(4096, np.bool_), starts=starts
+    )
+    with pytest.raises(ConfigError, match=r"talks: in all 4,096 tokens that are held out nothing is an answer"):
+        none.require_context(16)
