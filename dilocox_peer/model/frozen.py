@@ -194,7 +194,7 @@ def _in_order(folder: "ModelFolder", design: "Design", layout: FrozenLayout) -> 
         while entry.name not in early:
             found = next(coming, None)
             if found is None:
-                raise ConfigError(f"{folder.path} lacks {entry.name}: download the model again")
+                raise folder.lacking(entry.name)
             name, tensor = found
             early[name] = tensor
         tensor = early.pop(entry.name)

@@ -58,7 +58,12 @@ class _Header:
 
     shard: Path
     shape: tuple[int, ...]
-    precision: Precision
+    dtype: str
+
+    @property
+    def precision(self) -> Precision | None:
+        """None: nothing is trained from it. A mask that lies beside the weights may be so, a quantized weight is."""
+        return _PRECISIONS.get(self.dtype)
 
 
 class _Mapped:
@@ -112,7 +117,7 @@ class ModelFolder:
             flat_N[start:stop].detach().copy_(tensor.flatten())
             missing.discard(name)
         if missing:
-            raise ConfigError(f"{self.path} lacks {min(missing)}: download the model again")
+            raise self.lacking(min(missing))
         if not torch.isfinite(flat_N).all():
             raise ConfigError(f"{self.path} holds weights that are not finite: download the model again")
         return flat_N
@@ -138,9 +143,15 @@ class ModelFolder:
             held += sum(prod(self.stored[each.name].shape) for each in sources)
             found.add(target)
         if held < sum(map(prod, shapes.values())):
-            raise ConfigError(
-                f"{self.path} lacks {min(shapes.keys() - found, default='values')}: download the model again"
-            )
+            raise self.lacking(min(shapes.keys() - found, default="values"))
+
+    def lacking(self, name: str) -> ConfigError:
+        """What to say where a parameter is not in the files; a quantized weight may lie there under other names, and in parts."""
+        module = name.rpartition(".")[0] + "."
+        for other, header in self.stored.items():
+            if header.precision is None and other.startswith(module):
+                return _is_quantized(self.path, other, header)
+        return ConfigError(f"{self.path} lacks {name}: download the model again")
 
     def parameters(self, design: Design, wanted: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
         """(name, values) of these parameters, by name and shape, about in the order of their names. What is missing does not come.
@@ -177,7 +188,8 @@ class ModelFolder:
         return tensor
 
     def _plan(self, design: Design, model: Any) -> "dict[str, list[_Stored]]":
-        """Parameter, the first one that a conversion gives -> the tensors of the files that it is made of."""
+        """Parameter, the first one that a conversion gives -> the tensors of the files that it is made of. Raises ConfigError where one of them
+        has a precision that is not trained from."""
         library()
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import (
@@ -192,6 +204,7 @@ class ModelFolder:
         converters = [each for each in conversions if isinstance(each, WeightConverter)]
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         parameters = model.state_dict()
+        weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         plan: dict[str, list[_Stored]] = {}
         for source in sorted(self.stored, key=dot_natural_key):
             target, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, parameters)
@@ -199,6 +212,10 @@ class ModelFolder:
                 target, pattern = source, None
             if target not in parameters or (target == design.family.head and design.family.is_tied):
                 continue  # a tied head in the files is the embedding once more
+            if (header := self.stored[source]).precision is None:
+                if target in weights:
+                    raise _is_quantized(self.path, source, header)
+                continue  # a buffer, which the library makes itself
             conversion = None if pattern is None else by_pattern[pattern]
             plan.setdefault(target, []).append(_Stored(source, pattern, conversion))
         return plan
@@ -261,26 +278,26 @@ def _headers(path: Path) -> dict[str, _Header]:
         try:
             with safe_open(shard, framework="pt") as file:
                 for tensor in file.keys():  # noqa: SIM118 - no mapping
-                    stored[tensor] = _header(shard, tensor, file.get_slice(tensor))
+                    found = file.get_slice(tensor)
+                    stored[tensor] = _Header(shard, tuple(found.get_shape()), str(found.get_dtype()))
         except (SafetensorError, OSError, ValueError) as error:
             raise ConfigError(f"{shard} is damaged ({error}): download it again") from None
     return stored
 
 
-def _header(shard: Path, name: str, found: Any) -> _Header:
-    """Raises ConfigError for a precision that is not trained from."""
-    if (dtype := found.get_dtype()) not in _PRECISIONS:
-        raise ConfigError(
-            f"{shard.parent}: {name} is {dtype}: quantized weights are not trained; take the full-precision ones"
-        )
-    return _Header(shard, tuple(found.get_shape()), _PRECISIONS[dtype])
+def _is_quantized(path: Path, name: str, header: _Header) -> ConfigError:
+    return ConfigError(
+        f"{path}: {name} is {header.dtype}: quantized weights are not trained; take the full-precision ones"
+    )
 
 
 def _precision(path: Path, stored: Mapping[str, _Header]) -> Precision:
     """The precision that most of the weights have."""
-    counts = Counter(header.precision for header in stored.values())
-    if not counts:
+    if not stored:
         raise ConfigError(f"{path} holds no weights: download the model again")
+    counts = Counter(header.precision for header in stored.values() if header.precision is not None)
+    if not counts:
+        raise _is_quantized(path, *min(stored.items()))
     return counts.most_common(1)[0][0]
 
 

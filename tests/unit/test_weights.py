@@ -125,3 +125,33 @@ def test_a_config_that_is_none(tmp_path, content, complaint):
 def test_a_name_instead_of_a_folder_says_how_to_download(tmp_path):
     with pytest.raises(ConfigError, match="hf download"):
         open_folder(tmp_path / "HuggingFaceTB" / "SmolLM2-135M")
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_masks_beside_the_weights_are_not_used_whatever_their_type(tmp_path, dtype):
+    """Older GPT-NeoX and GPT-2 files hold their masks; the library makes them itself, and loads such a folder."""
+    from safetensors.torch import load_file, save_file
+
+    model = write_folder(tmp_path, tiny_json("gpt_neox"))
+    shard, mask = sorted(tmp_path.glob("model-*.safetensors"))[0], "gpt_neox.layers.0.attention.bias"
+    save_file({**load_file(shard), mask: torch.ones(1, 1, 8, 8).tril().to(dtype)}, shard, {"format": "pt"})
+    flat_N = read(tmp_path)
+    assert float(flat_N.abs().sum()) == pytest.approx(sum(float(p.detach().abs().sum()) for p in model.parameters()))
+    opened = open_folder(tmp_path)
+    assert opened.precision == "float32"
+    assert mask in opened.unused(design_from(opened.config_json, num_stages=1, context=16))
+
+
+@pytest.mark.parametrize("other", ["{module}weight", "{module}qweight"])
+def test_a_quantized_weight_is_named_as_such_where_it_is_needed(folder, other):
+    """Under its own name, or in parts under others, where the parameter would only be missed."""
+    from safetensors.torch import load_file, save_file
+
+    shard = sorted(folder.glob("model-*.safetensors"))[-1]
+    tensors = load_file(shard)
+    name = next(each for each in tensors if each.endswith("proj.weight"))
+    told = other.format(module=name.removesuffix("weight"))
+    del tensors[name]
+    save_file({**tensors, told: torch.zeros(4, dtype=torch.int32)}, shard, {"format": "pt"})
+    with pytest.raises(ConfigError, match=rf"{told} is I32: quantized weights are not trained"):
+        read(folder)
