@@ -28,7 +28,8 @@ SHARDS: Final = "shards"
 MAX_CONFIG_CHARS = 16 * 1024
 MAX_LAYERS = 1024  # lists are made of a link's, before it is known whether there is room for them
 
-_WEB_FOLDER = r"^((https://|http://(localhost|127\.0\.0\.1)[:/])[!-~]+)?$"
+# Without ? and #: a file's name is put behind it, and would be no name there.
+_WEB_FOLDER = r"""^((https://|http://(localhost|127\.0\.0\.1)[:/])[!"$->@-~]+)?$"""
 Packing = Literal["concatenate", "best-fit"]
 
 Positive = Annotated[int, Field(gt=0, lt=2**31)]  # no number here is beyond what a message can carry

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Listener, Remark
 from dilocox_peer.manifest import SHARDS, Manifest
 from dilocox_peer.peer.disk_room import shard_quota
+from dilocox_peer.peer.outside import why_not_asked
 from dilocox_peer.peer.planning.folded import Folded
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.seeding import ShardFetcher, SharedFolders, fetch_catalogue
@@ -34,6 +35,7 @@ from dilocox_peer.wire.chain import Certificate
 
 # On the event loop: each certificate takes as long as its roster has entries.
 MOST_AT_ONCE = 2_000  # entries that one look follows
+NAMED_S = 5.0  # to look up the name of a web server's
 FOLLOW_S = 0.2  # how often the chain is looked at: what it hands out is for two rounds later
 
 
@@ -161,9 +163,11 @@ class ShardRoom:
         store = Store(self._presence.transport, [shelf])  # to fetch with; what serves comes later in a start-up
         if self._stage:
             return
-        if section.url:
+        if section.url and await self._may_ask(section.url):
             mbit_s = settings.at_most.max_download
-            self._web = _OnShelf(WebFolder(section.url, None if mbit_s is None else mbit_s * 1e6 / 8), shelf)
+            bytes_per_s = None if mbit_s is None else mbit_s * 1e6 / 8
+            web = WebFolder(section.url, bytes_per_s, is_own=settings.choices.local_data_url)
+            self._web = _OnShelf(web, shelf)
         if catalogue is None:
             catalogue, _ = await fetch_catalogue(store, section.catalogue, self._donors, self._web)
         if catalogue.vocab_size > self._manifest.model.vocab_size:
@@ -186,6 +190,17 @@ class ShardRoom:
             listener=self._listener,
         )
         self._fetcher = ShardFetcher(self.feed, store, catalogue, self._donors, self._listener, self._web)
+
+    async def _may_ask(self, url: str) -> bool:
+        """Whether shards are fetched from there; says once why not. A name that nobody tells is asked for again, and dialled outside alone."""
+        if self._settings.choices.local_data_url:
+            return True
+        reason = ""
+        with suppress(TimeoutError):
+            reason = await asyncio.wait_for(asyncio.to_thread(why_not_asked, url), NAMED_S)
+        if reason:
+            self._listener(Remark(f"nothing is fetched from the run's data.url: {reason}"))
+        return not reason
 
     def follow(self, chain: Sequence[Certificate]) -> bool:
         """The chain has changed, or may have: what it hands us now is ours. False: it is long and new to us, and there is more to follow;

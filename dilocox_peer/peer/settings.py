@@ -59,6 +59,10 @@ class Choices:
         ),
     ] = ()
     column: Column = "text"
+    local_data_url: Annotated[
+        bool,
+        Flag("Fetch shards from the run's data.url also where that is this machine or its network: of a run of yours."),
+    ] = False
     tokenizer: TokenizerPath = None
     model: Annotated[
         Path | None,

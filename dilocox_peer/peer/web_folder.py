@@ -1,7 +1,8 @@
 """A run's shards on a web server, as the manifest's data.url names it: for what no peer has, or not yet.
 
 What lies there is the folder that `tokenize` wrote. Nothing of it is believed but by its hash: a shard of the wrong size ends at
-its first byte too many. Over https; over plain http from this machine alone. Blocking: call it from a worker thread.
+its first byte too many. Over https, and from outside alone: a run's owner may be a stranger, who chooses nothing that is asked of this
+machine or its network. Those, and plain http of this machine, are for runs of the volunteer's own. Blocking: call it from a worker thread.
 """
 
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dilocox_peer.errors import DilocoxError
+from dilocox_peer.peer.outside import dial_outside, inside, outside_places
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest
 
@@ -30,12 +32,13 @@ class NotOnTheWeb(DilocoxError):
 
 
 class WebFolder:
-    """url: ends with the folder's name. bytes_per_s: at most, None: no limit."""
+    """url: ends with the folder's name. bytes_per_s: at most, None: no limit. is_own: the volunteer says that it may be inside."""
 
-    def __init__(self, url: str, bytes_per_s: float | None = None) -> None:
+    def __init__(self, url: str, bytes_per_s: float | None = None, *, is_own: bool = False) -> None:
         self._url = url.rstrip("/")
         self._bytes_per_s = bytes_per_s
-        self._opener = urllib.request.build_opener(_Redirects(), *_handlers(self._connected))
+        self._is_own = is_own
+        self._opener = urllib.request.build_opener(_Redirects(), *_handlers(self._connected, is_own=is_own))
         self._is_stopped = False
         self._socket: socket.socket | None = None
 
@@ -56,6 +59,8 @@ class WebFolder:
     def fetch(self, file_name: str, name: Digest, shelf: Shelf, *, max_bytes: int, is_exact: bool) -> None:
         """Puts a file whose sha256 is `name` on the shelf. is_exact: it has max_bytes. Raises NotOnTheWeb, OSError of the disk."""
         url = f"{self._url}/{file_name}"
+        if not self._is_own and (parts := urlsplit(url)).scheme != "https":
+            raise NotOnTheWeb(f"{url}: {inside(parts.hostname or '')}")
         request = urllib.request.Request(url, headers={"Accept-Encoding": "identity", "User-Agent": "dilocox-peer"})
         before = shelf.held
         shelf.make_room_for(max_bytes if is_exact else 0)
@@ -66,7 +71,7 @@ class WebFolder:
             error.close()  # it holds the connection
             raise NotOnTheWeb(f"{url}: {error.code} {error.reason}"[:300]) from None
         except (urllib.error.URLError, TimeoutError, ConnectionError, HTTPException, ValueError) as error:
-            reason = " ".join(str(getattr(error, "reason", error)).split())[:200]
+            reason = " ".join(str(getattr(error, "reason", error)).split())[:300]
             raise NotOnTheWeb(f"{url}: {reason or type(error).__name__}") from None
         if found != name:
             if found not in before:
@@ -117,8 +122,8 @@ def _piece(reply: Any, most: int, url: str) -> bytes:
     return piece
 
 
-def _handlers(connected: Callable[[socket.socket], None]) -> list[urllib.request.BaseHandler]:
-    """Of http and https, which say which socket they go over."""
+def _handlers(connected: Callable[[socket.socket], None], *, is_own: bool) -> list[urllib.request.BaseHandler]:
+    """Of http and https, which say which socket they go over. is_own: it may lead inside."""
 
     class Plain(HTTPConnection):
         def connect(self) -> None:
@@ -126,7 +131,18 @@ def _handlers(connected: Callable[[socket.socket], None]) -> list[urllib.request
             connected(self.sock)
 
     class Secure(HTTPSConnection):
+        def set_tunnel(self, host: str, port: int | None = None, headers: Any = None) -> None:
+            self._behind_proxy = urlsplit(f"//{host}").hostname or ""
+            super().set_tunnel(host, port, headers)
+
         def connect(self) -> None:
+            if not is_own:
+                # The volunteer's own proxy may be anywhere; what lies behind it is looked up here too, as far as that can be done.
+                if behind := getattr(self, "_behind_proxy", ""):
+                    with suppress(socket.gaierror):
+                        outside_places(behind, 443)
+                else:
+                    self._create_connection = dial_outside
             super().connect()
             connected(self.sock)
 

@@ -209,7 +209,7 @@ def test_a_peer_alone_trains_on_shards_from_the_web(tmp_path):
             async def scenario() -> list[dict[str, Any]]:
                 async with Watched(manifest) as swarm:
                     await swarm.start_bootstrap()
-                    peer = await swarm.start_peer("alone")
+                    peer = await swarm.start_peer("alone", more=["--local-data-url"])
                     await swarm.until(lambda: swarm.round_of("alone") >= 3, [peer], LONG_S)
                     return swarm.of("alone", "ShardFetched")
 

@@ -5,11 +5,13 @@ import errno
 import http.server
 import io
 import os
+import socket
 import ssl
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from dilocox_peer.cli.init import write_run_file
 from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.peer import web_folder
+from dilocox_peer.peer.outside import Inside, dial_outside, is_outside, why_not_asked
 from dilocox_peer.peer.web_folder import NotOnTheWeb, WebFolder, is_allowed
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import sha256
@@ -96,9 +99,9 @@ def url() -> Iterator[str]:
 @pytest.mark.parametrize("path", ["right", "moved-here"])
 def test_a_file_of_the_right_hash_is_on_the_shelf_then(tmp_path, url, path):
     shelf = Shelf(tmp_path)
-    WebFolder(url).fetch(path, NAME, shelf, max_bytes=len(RAW), is_exact=True)
+    WebFolder(url, is_own=True).fetch(path, NAME, shelf, max_bytes=len(RAW), is_exact=True)
     assert shelf.get(NAME) == RAW
-    WebFolder(url).fetch(path, NAME, shelf, max_bytes=len(RAW) + 5000, is_exact=False)
+    WebFolder(url, is_own=True).fetch(path, NAME, shelf, max_bytes=len(RAW) + 5000, is_exact=False)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_a_file_of_the_right_hash_is_on_the_shelf_then(tmp_path, url, path):
 def test_what_is_not_the_file_is_said_in_one_line_and_not_kept(tmp_path, url, path, says):
     shelf = Shelf(tmp_path)
     with pytest.raises(NotOnTheWeb, match=says) as raised:
-        WebFolder(url).fetch(path, NAME, shelf, max_bytes=len(RAW), is_exact=True)
+        WebFolder(url, is_own=True).fetch(path, NAME, shelf, max_bytes=len(RAW), is_exact=True)
     assert "\n" not in str(raised.value)
     assert shelf.held == frozenset()
     assert not [each for each in tmp_path.rglob("*") if each.is_file()]
@@ -138,25 +141,29 @@ def test_a_line_that_breaks_is_no_fault_of_the_disk(tmp_path, monkeypatch, error
 
 def test_nobody_there_a_stop_and_a_quota(tmp_path, url):
     with pytest.raises(NotOnTheWeb, match="refused"):
-        WebFolder("http://127.0.0.1:9/x").fetch("right", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
-    leaving = WebFolder(url)
+        WebFolder("http://127.0.0.1:9/x", is_own=True).fetch(
+            "right", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True
+        )
+    leaving = WebFolder(url, is_own=True)
     leaving.stop()
     with pytest.raises(NotOnTheWeb, match="we are leaving"):
         leaving.fetch("right", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
     with pytest.raises(OSError, match="quota"):
-        WebFolder(url).fetch("right", NAME, Shelf(tmp_path, quota_bytes=1000), max_bytes=len(RAW), is_exact=True)
+        WebFolder(url, is_own=True).fetch(
+            "right", NAME, Shelf(tmp_path, quota_bytes=1000), max_bytes=len(RAW), is_exact=True
+        )
 
 
 @pytest.mark.parametrize("path", ["dripping", "dripping-headers"])
 def test_a_server_that_sends_a_byte_now_and_then_holds_nobody(tmp_path, url, path, monkeypatch):
     monkeypatch.setattr(web_folder, "GRACE_S", 0.3)
     with pytest.raises(NotOnTheWeb):
-        WebFolder(url).fetch(path, NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
+        WebFolder(url, is_own=True).fetch(path, NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
 
 
 @pytest.mark.parametrize("path", ["dripping", "dripping-headers"])
 def test_who_leaves_does_not_wait_for_it(tmp_path, url, path):
-    folder = WebFolder(url)
+    folder = WebFolder(url, is_own=True)
     leaving = threading.Timer(0.2, folder.stop)
     leaving.start()
     with pytest.raises(NotOnTheWeb):
@@ -168,7 +175,7 @@ def test_another_good_file_in_its_place_costs_neither(tmp_path, url):
     shelf, other = Shelf(tmp_path), sha256(b"another")
     held = shelf.write(lambda take: take(RAW))
     with pytest.raises(NotOnTheWeb, match="the catalogue says"):
-        WebFolder(url).fetch("right", other, shelf, max_bytes=len(RAW), is_exact=True)
+        WebFolder(url, is_own=True).fetch("right", other, shelf, max_bytes=len(RAW), is_exact=True)
     assert held in shelf
 
 
@@ -176,11 +183,93 @@ def test_only_https_or_this_machine():
     assert is_allowed("https://example.org/x")
     assert is_allowed("http://localhost:80/x")
     assert not any(map(is_allowed, ["http://example.org/x", "file:///etc/passwd", "http://127.0.0.1.example.org/x"]))
-    for url in ("http://example.org/x", "https://a b", "file:///x", "http://localhost.org/x"):
+    refused = ("http://example.org/x", "https://a b", "file:///x", "http://localhost.org/x")
+    for url in (*refused, "https://example.org/x?confirm=yes&rest=", "http://127.0.0.1:80/x#"):
         with pytest.raises(ConfigError, match="url"):
             preset("tiny", data={"source": "shards", "catalogue": "ab" * 32, "url": url})
     with pytest.raises(ConfigError, match="url is for source"):
         preset("tiny", data={"url": "https://example.org/x"})
+
+
+@pytest.mark.parametrize(
+    ("address", "is_so"),
+    [
+        ("8.8.8.8", True), ("2606:4700::1111", True), ("::ffff:8.8.8.8", True), ("64:ff9b::808:808", True),
+        ("127.0.0.1", False), ("10.1.2.3", False), ("192.168.1.1", False), ("100.64.0.1", False), ("169.254.169.254", False),
+        ("0.0.0.0", False), ("224.0.0.1", False), ("::1", False), ("::", False), ("fe80::1%eth0", False), ("fd00::1", False),
+        ("fec0::1", False), ("::ffff:127.0.0.1", False), ("::127.0.0.1", False), ("64:ff9b::7f00:1", False), ("2002:a00:1::1", False),
+        ("localhost", False), ("", False),
+    ],
+)  # fmt: skip
+def test_what_an_address_says_of_where_it_is(address, is_so):
+    assert is_outside(address) == is_so
+
+
+@pytest.fixture
+def service(monkeypatch) -> Iterator[socket.socket]:
+    """Something of the volunteer's that listens on this machine, and no proxy."""
+    for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        yield listening
+
+
+def assert_left_alone(service: socket.socket) -> None:
+    with pytest.raises(BlockingIOError):
+        service.accept()
+
+
+@pytest.mark.parametrize(
+    "where", ["http://127.0.0.1", "http://localhost", "https://127.0.0.1", "https://localhost", "https://2130706433"]
+)
+def test_a_strangers_run_has_nothing_asked_of_this_machine(tmp_path, service, where):
+    """A run's owner chose the path of a GET that each volunteer's peer sent to a service of the volunteer's."""
+    url = f"{where}:{service.getsockname()[1]}/api"
+    with pytest.raises(
+        NotOnTheWeb, match=r"is this machine or in its network, .* pass --local-data-url if the run is yours"
+    ) as raised:
+        WebFolder(url).fetch("x", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
+    assert "\n" not in str(raised.value)
+    assert_left_alone(service)
+    assert "pass --local-data-url" in why_not_asked(url)
+
+
+def test_what_a_name_stood_for_when_it_was_checked_is_dialled(monkeypatch):
+    """It may stand for this machine the next time, or for both at once."""
+    answers = iter([["127.0.0.1", "8.8.8.8"], ["127.0.0.1"]])
+    dialled: list[Any] = []
+
+    def look_up(_host, port, **_options):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (each, port)) for each in next(answers)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "create_connection", lambda place, *_: dialled.append(place))
+    dial_outside(("changes.example", 443), 1.0)
+    assert dialled == [("8.8.8.8", 443)]
+    with pytest.raises(Inside):
+        dial_outside(("changes.example", 443), 1.0)
+
+
+def test_a_proxy_of_the_volunteers_may_be_inside_and_what_lies_behind_it_may_not(tmp_path, service, monkeypatch):
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{service.getsockname()[1]}")
+    with pytest.raises(NotOnTheWeb, match="--local-data-url"):
+        WebFolder("https://127.0.0.1:9/x").fetch("x", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
+    assert_left_alone(service)
+    heard: list[bytes] = []
+
+    def answer() -> None:
+        link, _ = service.accept()
+        with link:
+            heard.append(link.recv(1000))
+
+    service.setblocking(True)
+    proxy = threading.Thread(target=answer)
+    proxy.start()
+    with pytest.raises(NotOnTheWeb):
+        WebFolder("https://8.8.8.8/x").fetch("x", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
+    proxy.join(10.0)
+    assert heard[0].startswith(b"CONNECT 8.8.8.8:443")
 
 
 def test_init_wants_the_folder_whose_shards_lie_there(tmp_path):
