@@ -54,20 +54,30 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class OpenShard:
-    """starts: of its documents, ascending from 0. bits_at: where in the file the bits are that say of each token whether it is trained on;
-    None: all are."""
+    """Where its documents start stays in the file: there may be as many as tokens. begun: how many start before each unit, and in all. bits_at:
+    where in the file the bits are that say of each token whether it is trained on; None: all are."""
 
     shard: Shard
     dtype: npt.DTypeLike
-    starts: npt.NDArray[np.uint32]
+    begun: npt.NDArray[np.uint32]
     file: ShardFile
+    starts_at: int
     bits_at: int | None = None
 
     def documents(self, number: int) -> list[npt.NDArray[np.int64]]:
         """Those that start within a unit, each as `signed` has it. Raises OSError."""
         first, end = self.unit(number)
-        starts = self.starts[np.searchsorted(self.starts, first) : np.searchsorted(self.starts, end)].astype(np.int64)
+        starts = self._starts(int(self.begun[number]), int(self.begun[number + 1]))
         return np.split(self.signed(first, end), starts[1:] - first) if end > first else []
+
+    def starts(self, before: int) -> npt.NDArray[np.int64]:
+        """Where the documents start that do so before this token, ascending from 0. Raises OSError."""
+        found = self._starts(0, int(self.begun[min(self.shard.units, -(-before // UNIT_TOKENS))]))
+        return found[: np.searchsorted(found, before)]
+
+    def _starts(self, first: int, end: int) -> npt.NDArray[np.int64]:
+        """Of these documents, by number. Raises OSError."""
+        return self.file.read("<u4", self.starts_at + 4 * first, end - first).astype(np.int64)
 
     def signed(self, first: int, end: int) -> npt.NDArray[np.int64]:
         """These tokens; one that is not trained on as -1 - token. Raises OSError."""
@@ -83,9 +93,11 @@ class OpenShard:
         return self.file.read(self.dtype, first * np.dtype(self.dtype).itemsize, end - first)
 
     def unit(self, number: int) -> tuple[int, int]:
-        """(first, end) in tokens of the documents that start within a unit; equal where none does."""
-        bounds = np.searchsorted(self.starts, [number * UNIT_TOKENS, (number + 1) * UNIT_TOKENS])
-        first, end = (self.shard.tokens if at == len(self.starts) else int(self.starts[at]) for at in bounds)
+        """(first, end) in tokens of the documents that start within a unit; equal where none does. Raises OSError."""
+        first, end = (
+            self.shard.tokens if at == self.shard.documents else int(self._starts(at, at + 1)[0])
+            for at in (int(self.begun[number]), int(self.begun[number + 1]))
+        )
         return first, end
 
 
@@ -202,29 +214,48 @@ class ShardFolders:
             return f"{size_bytes} bytes instead of {expected}"
         if (found := hash_of(path)) != shard.sha256:
             return f"its sha256 is {found[:16]}"
-        if (fault := self._fault_within(self._opened(path, shard), shard)) is not None:
+        if (fault := self._fault_within(ShardFile(path), shard)) is not None:
             self._hopeless.add(shard.sha256)
         return fault
 
-    def _fault_within(self, opened: OpenShard, shard: Shard) -> str | None:
-        starts = opened.starts
-        if starts[0] != 0 or int(starts[-1]) >= shard.tokens or not (starts[1:] > starts[:-1]).all():
+    def _fault_within(self, file: ShardFile, shard: Shard) -> str | None:
+        """Block by block: a stranger's file takes no more memory than one. Raises OSError."""
+        longest, before = 0, -1
+        for starts in self._blocks_of_starts(file, shard):
+            lengths = np.diff(starts.astype(np.int64), prepend=before)
+            if (before < 0 and starts[0] != 0) or int(lengths.min()) <= 0:
+                return "its documents overlap"
+            longest, before = max(longest, int(lengths.max())), int(starts[-1])
+        if before >= shard.tokens:
             return "its documents overlap"
-        if (longest := int(np.diff(starts.astype(np.int64), append=shard.tokens).max())) > MAX_DOCUMENT_TOKENS:
+        if (longest := max(longest, shard.tokens - before)) > MAX_DOCUMENT_TOKENS:
             return f"it has a document of {longest:,} tokens, {MAX_DOCUMENT_TOKENS:,} are the most"
+        dtype = self._catalogue.dtype
         for first in range(0, shard.tokens, _BLOCK_BYTES):
-            end = min(first + _BLOCK_BYTES, shard.tokens)
-            if int(opened.tokens(first, end).max()) >= self._catalogue.vocab_size:
+            count = min(_BLOCK_BYTES, shard.tokens - first)
+            if int(file.read(dtype, first * dtype.itemsize, count).max()) >= self._catalogue.vocab_size:
                 return "it has tokens outside the vocabulary"
         return None
 
+    def _blocks_of_starts(self, file: ShardFile, shard: Shard) -> Iterator[npt.NDArray[np.uint32]]:
+        """Where its documents start, as the file says. Raises OSError."""
+        at, most = padded(shard.tokens * self._catalogue.dtype.itemsize), _BLOCK_BYTES // 4
+        for first in range(0, shard.documents, most):
+            yield file.read("<u4", at + 4 * first, min(most, shard.documents - first))
+
     def _opened(self, path: Path, shard: Shard) -> OpenShard:
-        """Raises OSError."""
+        """Of a file without a fault. Raises OSError."""
         dtype, file = self._catalogue.dtype, ShardFile(path)
-        behind = padded(shard.tokens * dtype.itemsize)
-        starts = file.read("<u4", behind, shard.documents)
-        bits_at = behind + 4 * shard.documents if self._catalogue.answers else None
-        return OpenShard(shard, dtype, starts, file, bits_at)
+        starts_at = padded(shard.tokens * dtype.itemsize)
+        begun = np.zeros(shard.units + 1, np.uint32)
+        for starts in self._blocks_of_starts(file, shard):
+            found = np.bincount(starts // UNIT_TOKENS, minlength=shard.units)
+            if len(found) > shard.units:
+                raise OSError(errno.EIO, "it has changed meanwhile", str(path))
+            begun[1:] += found.astype(np.uint32)
+        np.cumsum(begun, out=begun)
+        bits_at = starts_at + 4 * shard.documents if self._catalogue.answers else None
+        return OpenShard(shard, dtype, begun, file, starts_at, bits_at)
 
 
 def _name_of(shard: Shard) -> Digest:
@@ -294,7 +325,7 @@ def held_out_of(
             )
         end = min(shard.tokens, MAX_HELD_OUT - size)
         pieces.append(opened.signed(0, end))
-        starts.append(opened.starts[: np.searchsorted(opened.starts, end)].astype(np.int64) + size)
+        starts.append(opened.starts(end) + size)
         size += end
         if size == MAX_HELD_OUT:
             break

@@ -179,7 +179,7 @@ def test_shards_say_which_tokens_are_answers(tmp_path, source):
     for shard in catalogue.shards:
         opened = folders.find(shard)
         assert opened is not None
-        for ids in np.split(opened.signed(0, shard.tokens), opened.starts[1:]):
+        for ids in np.split(opened.signed(0, shard.tokens), opened.starts(shard.tokens)[1:]):
             text = tokenizer.decode(np.where(ids < 0, ~ids, ids).tolist(), skip_special_tokens=False)
             found.append((text, tokenizer.decode(ids[ids >= 0].tolist(), skip_special_tokens=False)))
     written = [template().written(talk) for talk in TALKS]

@@ -199,7 +199,7 @@ def test_a_held_out_loss_of_packed_documents_is_that_of_each_alone(tmp_path):
     for shard in catalogue.held_out:
         found = folders.find(shard)
         assert found is not None
-        documents += np.split(found.tokens(0, shard.tokens), found.starts[1:])
+        documents += np.split(found.tokens(0, shard.tokens), found.starts(shard.tokens)[1:])
     expected, count = alone(stage.model, documents, 24)
     packed_ones = held_out_of([tmp_path / "out"], name, BYTE_TOKENIZER, packing="best-fit")
     loss, tokens = stage.evaluate(packed_ones.validation_batches(10**6, batch=4, context=24))
