@@ -3,12 +3,19 @@
 The units of the training shards (catalogue.py) stand in a row, in an order of their own each epoch. All but the last part of
 the row, the commons, are handed out from its beginning: every certificate of the stage that reads data hands each peer
 of its roster what it needs for the rounds to come (`Handout.take`), so that it has AHEAD rounds in hand. What was handed
-out is nobody else's for that epoch, used or not. A peer that is handed nothing yet, as it is not in a roster, takes from
-the commons, at a place that its name and start choose.
+out is nobody else's for that epoch, used or not; a peer works through the last KEPT shares that it was handed. A peer that is
+handed nothing yet, as it is not in a roster, takes from the commons, at a place that its name and start choose.
+
+What a peer has in hand is reckoned from its reports, and nobody sees what it really has: it works through more than it reports where
+work is lost on the way, where it is killed, or where units hold less than is usual. So too much is reckoned by and by, and that is
+put right in two ways (`_Account`): a peer that falls behind its own pace is taken to have nothing, and each is handed AHEAD rounds
+more now and then, the sooner the sooner it fell behind. What is handed out so and is not needed, 1 in 16 where nothing is lost,
+as AHEAD / MOST_PATIENCE is, waits among the KEPT.
 
 Invariants, on one chain of certificates:
     1. No unit is handed out twice in an epoch, and none of the commons is.
-    2. A peer that does what it reports, at most FASTEST times what is usual, has work in hand: it never waits for a certificate.
+    2. A peer that does what it reports, at most FASTEST times what is usual, has work in hand: it never waits for a certificate. Nor does one that
+       works through a sixteenth more than it reports; of a fifth more it lacks some hundredths of its work, of twice as much half.
     3. The next epoch begins only when all but the commons was handed out.
 What they do not cover, and its bound: a fork. A branch that begins with a view change hands out from a place of its own (`part`): two
 that part at a roster of n hand out nothing twice before one of them has handed out 1 / (n + 1) of what was still free. Beyond
@@ -16,7 +23,8 @@ that they meet, as each has to hand out all before it begins an epoch anew; and 
 Without a view change on either side they hand out the same, as much as their certificates do: a side that can certify
 without one is the only one. Two newcomers meet in the commons where their places lie closer than what
 they take until they are in a roster: each pair with the chance 2 * (units taken by one) / (units of the commons).
-A unit is lost for its epoch when the peer that was handed it goes: at most AHEAD rounds of work of that peer, or LEAST_UNITS.
+A unit is lost for its epoch when the peer that was handed it goes: AHEAD rounds of work of that peer, or LEAST_UNITS, and what it was handed beyond,
+at most KEPT shares; or when it is the oldest of so many.
 """
 
 from collections import deque
@@ -37,7 +45,22 @@ LEAST_UNITS = 8
 a peer whose work of four rounds is one unit would have been handed nothing."""
 
 REMEMBERED = 8
-"""Certificates after which what a peer did not report of its share is taken to be lost, so that it does not starve."""
+"""Certificates whose reports say how fast a peer is: one report may be missing, and the work be in the next."""
+
+LOOKED_BACK = 4 * REMEMBERED
+"""Certificates with whose best a peer's reports are compared."""
+
+MOST_PATIENCE = 64
+"""Certificates after which a peer is handed AHEAD rounds more. Fewer after it has fallen behind, more again after each time that it did not."""
+
+KEPT = 64
+"""Shares that a peer may take from, the newest. What it is handed too much in so many certificates is not lost, but done later."""
+
+PLANNED_AHEAD = 2
+"""Rounds from what a certificate reports to what it plans."""
+
+SLOWEST = 8
+"""In one of so many of the expected work a peer is believed that reports less, or nothing: it has something to begin with when it comes back."""
 
 FASTEST = 8
 """Times what is expected, or is usual among three or more, that a peer is believed to do in a round, if few say that they do more."""
@@ -54,16 +77,58 @@ class Stretch:
     count: int
 
 
+_ONE = 1 << 16  # a pace: the work that is expected
+
+
 @dataclass(slots=True)
 class _Account:
-    """Tokens, a certificate each."""
+    """in_hand: tokens, as reckoned. paces: what was reported each time, in parts of what was expected; the newest last, and the expected until there
+    is a report. silent: rounds without a report since the last. since: rounds since it was put right."""
 
-    handed: deque[int] = field(default_factory=lambda: deque([0], maxlen=REMEMBERED))
-    reported: deque[int] = field(default_factory=lambda: deque([0], maxlen=REMEMBERED))
+    in_hand: int = 0
+    paces: deque[int] = field(default_factory=lambda: deque([_ONE] * REMEMBERED, maxlen=LOOKED_BACK))
+    has_reported: bool = False
+    silent: int = 0
+    since: int = 0
+    patience: int = MOST_PATIENCE
+
+    def learn(self, done: int, expected: int) -> None:
+        """What it reports of a round. Work that comes too late is in its next report: that is of all rounds since the last."""
+        if done == 0 and self.silent < REMEMBERED:
+            self.silent += 1
+            return
+        if done == 0:
+            self.paces.append(0)
+            return
+        if not self.has_reported:
+            self.paces.clear()
+        rounds = self.silent + 1
+        self.paces.extend([done * _ONE // (rounds * max(1, expected))] * rounds)
+        self.has_reported, self.silent = True, 0
 
     @property
-    def in_hand(self) -> int:
-        return max(0, sum(self.handed) - sum(self.reported))
+    def pace(self) -> int:
+        return max(*list(self.paces)[-REMEMBERED:], _ONE // SLOWEST)
+
+    @property
+    def falls_behind(self) -> bool:
+        """Whether the newest reports come to less than two thirds of the best of before, or half of the best among them: as of a peer that lacks work,
+        and of one that works through what it is handed at once, and lacks it again."""
+        paces = list(self.paces)[::-1]
+        newest, sums = paces[:REMEMBERED], [sum(paces[at : at + REMEMBERED]) for at in range(0, len(paces), REMEMBERED)]
+        return 3 * sums[0] < 2 * max(sums) or 2 * sums[0] < len(newest) * max(newest)
+
+    def put_right(self, ahead: int) -> None:
+        """Once a round. ahead: what is to be in hand. Nothing is taken to be lost for its age alone, as a share is worked through some time after
+        it was handed out: a third of every epoch was handed out for nothing so. To take reports off the oldest share, and forget a
+        share that is too old, leaves half of its work to a peer that reports one token in thirty less than it works through."""
+        self.since += 1
+        if self.since >= REMEMBERED and self.falls_behind:
+            self.patience = max(REMEMBERED, self.since // 2)
+            self.in_hand = self.since = 0
+        elif self.since >= self.patience:
+            self.patience = min(MOST_PATIENCE, self.patience * 5 // 4)
+            self.in_hand, self.since = self.in_hand - ahead, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +163,9 @@ class Handout:
         self._next = 0  # place of the row
         self._handed: list[tuple[int, int]] = []  # of this epoch, as intervals that do not touch
         self._accounts: dict[PeerId, _Account] = {}
+        self._expected: deque[int] = deque(
+            maxlen=PLANNED_AHEAD + 1
+        )  # tokens a round, as the newest certificates have them
 
     def part(self, before: Sequence[PeerId], roster: Sequence[PeerId]) -> None:
         """A view change from the roster `before` to this one: from here on hands out from a place that no other branch begins at. A
@@ -130,12 +198,15 @@ class Handout:
     def take(
         self, roster: Sequence[PeerId], *, tokens_a_round: int, reported: Mapping[PeerId, int]
     ) -> dict[PeerId, tuple[Stretch, ...]]:
-        """What one certificate hands out. roster: its own. tokens_a_round: of work expected of a peer. reported: tokens that its
-        contributors say they have worked through; FASTEST times the upper median is believed at most, or what more than an eighth of them say: what is handed out is lost to all others."""
+        """What one certificate hands out. roster: its own. tokens_a_round: of work expected of a peer in the round that is planned. reported: tokens that its
+        contributors say they have worked through, empty where it has none; FASTEST times the upper median is believed at most, or what more than an eighth of them say: what is handed out is lost to all others."""
         said = sorted(each for each in reported.values() if each > 0)
         usual, of_several = (said[len(said) // 2], said[-2 - len(said) // 8]) if len(said) > 2 else (0, 0)
         most = max(FASTEST * max(tokens_a_round, usual), of_several)
         least = UNIT_TOKENS * min(LEAST_UNITS, self.row.to_hand_out // (AHEAD * max(1, len(roster))))
+        is_round = bool(reported)  # a view change has no contributions, and says nothing of anybody's pace
+        if is_round or not self._expected:
+            self._expected.append(tokens_a_round)
         for peer in [peer for peer in self._accounts if peer not in roster and peer not in reported]:
             del self._accounts[peer]
         handed: dict[PeerId, tuple[Stretch, ...]] = {}
@@ -143,12 +214,16 @@ class Handout:
             is_new = peer not in self._accounts
             account = self._accounts.setdefault(peer, _Account())
             done = min(reported.get(peer, 0), most)
-            account.reported.append(done)
-            account.handed.append(0)
-            ahead = max(least if is_new else 0, AHEAD * max(tokens_a_round, done))
+            account.in_hand = max(0, account.in_hand - done)
+            if is_round and not is_new:
+                account.learn(done, self._expected[0])
+            # What it has worked through since its last report is not in hand any more.
+            ahead = max(least if is_new else 0, (AHEAD + account.silent) * tokens_a_round * account.pace // _ONE)
+            if is_round:
+                account.put_right(ahead)
             wanted = -(-(ahead - account.in_hand) // UNIT_TOKENS)
             if wanted > 0:
-                account.handed[-1] = wanted * UNIT_TOKENS
+                account.in_hand += wanted * UNIT_TOKENS
                 handed[peer] = self._cut(wanted)
         return handed
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dilocox_peer.data.allotment import REMEMBERED, Handout, Stretch
+from dilocox_peer.data.allotment import KEPT, Handout, Stretch
 from dilocox_peer.data.batches import BatchSource
 from dilocox_peer.data.catalogue import Catalogue, has_catalogue, read_catalogue
 from dilocox_peer.data.corpus import Corpus, has_text, load_corpus
@@ -61,10 +61,10 @@ def can_read(manifest: Manifest, settings: SessionSettings) -> bool:
 
 @dataclass(slots=True)
 class _Handed:
-    """What certificates have handed out. own: to us, of the newest ones."""
+    """What certificates have handed out. own: to us, the newest shares."""
 
     handout: Handout
-    own: deque[tuple[Stretch, ...]] = field(default_factory=lambda: deque(maxlen=2 * REMEMBERED))
+    own: deque[tuple[Stretch, ...]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
 
 class HasChain(Protocol):
@@ -223,7 +223,8 @@ class ShardRoom:
             tokens_a_round=value.plan.inner_steps * self._manifest.inner.accumulate * self._tokens,
             reported={entry.peer: entry.micro_batches * self._tokens for entry in value.entries},
         )
-        found.own.append(handed.get(self._me, ()))
+        if (share := handed.get(self._me)) is not None:
+            found.own.append(share)
 
     async def run(self, machine: HasChain, store: Store, on_ready: Callable[[], None]) -> None:
         """As Data.run."""
