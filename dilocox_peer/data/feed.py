@@ -77,6 +77,11 @@ class Feed:
         self._changed = threading.Event()
         self._stopping = False
         self._failure: str | None = None
+        self._waiting: deque[npt.NDArray[np.int64]] = deque()  # sequences that are in no micro-batch yet
+        self._made = 0  # sequences
+        self._chunks: deque[tuple[int, Stretch]] = (
+            deque()
+        )  # the newest, each with how many sequences were made before it
         self._lanes = 0
         self._faults: set[str] = set()
         self._units = max(1, -(-CHUNK_BATCHES * batch * context // UNIT_TOKENS))
@@ -94,8 +99,22 @@ class Feed:
     def stop(self, timeout_s: float = 5.0) -> None:
         self._stopping = True
         self._changed.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        if self._thread.ident is None:
+            return
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            with suppress(OSError):  # it stays written down as taken
+                self._give_back()
+
+    def _give_back(self) -> None:
+        """Chunks of which nothing was drawn. What is taken out of the queue here nobody draws."""
+        left = len(self._waiting)
+        with suppress(queue.Empty):
+            while True:
+                left += len(self._ready.get_nowait())
+        drawn = self._made - left
+        if unused := [chunk for first, chunk in self._chunks if first >= drawn]:
+            self._taken.give_back(unused)
 
     def hand(self, handed: Handed) -> None:
         """What this peer may take from now on; what it has taken before stays taken."""
@@ -145,18 +164,30 @@ class Feed:
             self.on_ready()
 
     def _keep_feeding(self) -> None:
-        waiting: deque[npt.NDArray[np.int64]] = deque()
+        waiting = self._waiting
         while not self._stopping:
             while len(waiting) < self._batch and not self._stopping:
-                waiting.extend(self._next_chunk())
-            batch = [waiting.popleft() for _ in range(min(self._batch, len(waiting)))]
-            while batch and not self._stopping:
+                sequences = self._next_chunk()
+                waiting.extend(sequences)
+                self._made += len(sequences)
+                self._forget_drawn()
+            if self._stopping:
+                return
+            batch = np.stack([waiting[number] for number in range(self._batch)])
+            while not self._stopping:
                 try:
-                    self._ready.put(np.stack(batch), timeout=0.5)
-                    self.on_ready()
-                    break
+                    self._ready.put(batch, timeout=0.5)
                 except queue.Full:
                     continue
+                for _ in range(self._batch):
+                    waiting.popleft()
+                self.on_ready()
+                break
+
+    def _forget_drawn(self) -> None:
+        at_least_drawn = self._made - len(self._waiting) - READY * self._batch
+        while len(self._chunks) > 1 and self._chunks[1][0] <= at_least_drawn:
+            self._chunks.popleft()
 
     def _next_chunk(self) -> npt.NDArray[np.int64]:
         """Sequences of what is taken next; none where that holds less than one, or there was nothing to take yet."""
@@ -184,6 +215,7 @@ class Feed:
             return self._none()
         with suppress(OSError):  # said by what keeps the disk; the same peer started again might train on this twice
             self._taken.take(chunk)
+        self._chunks.append((self._made, chunk))
         self._listener(DataTaken(chunk.epoch, chunk.first, chunk.count, len(sequences) * self._context))
         return sequences
 

@@ -1,6 +1,7 @@
 """What this peer has begun to train on, on disk before it does: killed and started again, it does not begin that anew."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from dilocox_peer.data.allotment import Stretch, joined
@@ -39,6 +40,16 @@ class Taken:
         count = min(end - first, most)
         return Stretch(stretch.epoch, first, count) if count > 0 else None
 
+    def give_back(self, stretches: Sequence[Stretch]) -> None:
+        """Of what was taken that nothing of it was trained on. Raises OSError: it is given back in memory alone."""
+        for stretch in stretches:
+            first, end = stretch.first, stretch.first + stretch.count
+            kept = []
+            for begin, stop in self._intervals.get(stretch.epoch, []):
+                kept += [(a, b) for a, b in ((begin, min(stop, first)), (max(begin, end), stop)) if a < b]
+            self._intervals[stretch.epoch] = kept
+        self._write()
+
     def take(self, stretch: Stretch) -> None:
         """From here on it is taken, whatever becomes of the file. Raises OSError: it is not on disk, and the same peer started again may take
         it again, unless a later one is written, which has all."""
@@ -46,6 +57,9 @@ class Taken:
         intervals = {**self._intervals, stretch.epoch: merged}
         # first of all: who goes on in spite of a full disk must not be given the same again and again
         self._intervals = {epoch: intervals[epoch] for epoch in sorted(intervals)[-_EPOCHS:]}
+        self._write()
+
+    def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # not flushed to disk: it outlives the process, and a lost one costs a repetition
         replace_file(self._path, [json.dumps(self._intervals).encode()], mode=0o600, durable=False)

@@ -4,11 +4,14 @@ import errno
 import json
 import math
 import os
+import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dilocox_peer.data import feed as feed_module
 from dilocox_peer.data import taken as taken_module
@@ -110,6 +113,63 @@ def test_started_again_it_takes_nothing_that_it_took_before(made, tmp_path):
         assert fed.taken()
         seen += fed.taken()
     assert len(seen) == len(set(seen))
+
+
+def test_what_lies_ready_at_a_stop_is_trained_on_by_the_next_start(made, tmp_path):
+    """Up to 32 micro-batches were written down as taken, and lost at each stop."""
+    fed, second = Fed(made, tmp_path), threading.Event()
+
+    def heard(event):
+        fed.told.append(event)
+        if len(filled()) == 2:
+            second.set()
+
+    def filled():
+        return [each for each in fed.told if isinstance(each, DataTaken) and each.tokens]
+
+    fed.feed = Feed(
+        fed.row, fed.shards, Taken(tmp_path / "taken.json"), seed=SEED, peer=PeerId("p"), incarnation=1,
+        batch=BATCH, context=CONTEXT, listener=heard,
+    )  # fmt: skip
+    with fed:
+        fed.draw()
+        for _ in range(filled()[0].tokens // CONTEXT // BATCH - 2):
+            fed.draw()
+        assert second.wait(60)
+    with pytest.raises(RuntimeError):
+        fed.draw()
+    assert filled()[-1].first == fed.taken()[-1]
+    assert Taken(tmp_path / "taken.json").rest_of(Stretch(0, 0, 9), 1) == Stretch(0, filled()[-1].first, 1)
+    with Fed(made, tmp_path) as again:
+        again.draw()
+    assert again.taken()[0] == filled()[-1].first
+
+
+def test_what_was_drawn_in_part_is_not_given_back(made, tmp_path):
+    with Fed(made, tmp_path) as fed:
+        fed.draw()
+    drawn = next(each.first for each in fed.told if isinstance(each, DataTaken) and each.tokens)
+    assert Taken(tmp_path / "taken.json").rest_of(Stretch(0, 0, 9), 1) == Stretch(0, drawn + 1, 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(1, 9)), max_size=8))
+def test_what_is_given_back_is_free_and_nothing_else(tmp_path_factory, stretches):
+    path = tmp_path_factory.mktemp("t") / "taken.json"
+    taken, free = (
+        Taken(path),
+        {(epoch, place) for epoch, first, count in stretches for place in range(first, first + count)},
+    )
+    for epoch in range(3):
+        taken.take(Stretch(epoch, 0, 40))
+    taken.give_back([Stretch(*each) for each in stretches])
+    for known in (taken, Taken(path)):
+        found = {
+            (epoch, place)
+            for epoch in range(3)
+            for place in range(40)
+            if known.rest_of(Stretch(epoch, place, 1), 1) is not None
+        }
+        assert found == free
 
 
 def test_where_a_round_is_as_long_as_an_epoch_it_takes_what_it_was_handed(made, tmp_path):
