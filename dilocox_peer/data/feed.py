@@ -21,7 +21,7 @@ from torch import Tensor
 from dilocox_peer.data.allotment import Stretch
 from dilocox_peer.data.catalogue import UNIT_TOKENS, Shard
 from dilocox_peer.data.held_out import inputs_and_targets
-from dilocox_peer.data.row import UnitRow, sequences_of
+from dilocox_peer.data.row import UnitRow, sequences_and_rest
 from dilocox_peer.data.shards import OpenShard, ShardFolders
 from dilocox_peer.data.taken import Taken
 from dilocox_peer.events import Listener
@@ -78,6 +78,7 @@ class Feed:
         self._stopping = False
         self._failure: str | None = None
         self._waiting: deque[npt.NDArray[np.int64]] = deque()  # sequences that are in no micro-batch yet
+        self._rest = np.empty(0, np.int64)  # tokens that were too few for a sequence
         self._made = 0  # sequences
         self._chunks: deque[tuple[int, Stretch]] = (
             deque()
@@ -186,11 +187,11 @@ class Feed:
 
     def _forget_drawn(self) -> None:
         at_least_drawn = self._made - len(self._waiting) - READY * self._batch
-        while len(self._chunks) > 1 and self._chunks[1][0] <= at_least_drawn:
+        while len(self._chunks) > 1 and self._chunks[1][0] < at_least_drawn:
             self._chunks.popleft()
 
     def _next_chunk(self) -> npt.NDArray[np.int64]:
-        """Sequences of what is taken next; none where that holds less than one, or there was nothing to take yet."""
+        """Sequences of what is taken next; none where that and what was left before hold less than one, or there was nothing to take yet."""
         chunk = self._choose()
         if chunk is None:
             self._changed.wait(TRY_AGAIN_S)
@@ -201,13 +202,14 @@ class Feed:
         if any(unit.shard.sha256 not in opened for unit in units):
             return self._none()  # it was here a moment ago, and made room for another: the next look finds out
         try:
-            sequences = sequences_of(
+            sequences, self._rest = sequences_and_rest(
                 units,
                 lambda shard: opened[shard.sha256],
                 context=self._context,
                 seed=self._seed,
                 stretch=chunk,
                 packing=self._packing,
+                before=self._rest,
             )
         except OSError:
             for unit in units:

@@ -1,8 +1,8 @@
 """A row's places in terms of shards, and the sequences that documents in a stretch of it make. Pure but for reading shards.
 
 Best fit: packing.py. Concatenation: the documents of a chunk of units stand one behind the other, and are cut into sequences of `context` tokens with the
-one that follows; each token is a target at most once. What is left of a chunk, less than a sequence, is not trained on in
-this epoch. The sequences of a chunk are then mixed.
+one that follows; each token is a target at most once. What is left of a chunk, less than a sequence, goes before the next chunk
+that its peer takes. The sequences of a chunk are then mixed.
 """
 
 from bisect import bisect_right
@@ -88,6 +88,24 @@ def sequences_of(
 ) -> npt.NDArray[np.int64]:
     """(count, context + 1) of the documents of these units, mixed; count may be 0. A token that is not trained on is -1 - token;
     sequences of such alone are left out. A pure function of shards and arguments. Raises OSError."""
+    nothing = np.empty(0, np.int64)
+    return sequences_and_rest(
+        units, opened, context=context, seed=seed, stretch=stretch, packing=packing, before=nothing
+    )[0]
+
+
+def sequences_and_rest(
+    units: Sequence[Unit],
+    opened: Callable[[Shard], OpenShard],
+    *,
+    context: int,
+    seed: int,
+    stretch: Stretch,
+    packing: Packing,
+    before: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """As `sequences_of`, where documents are concatenated behind what was left before; and what is left now. Raises OSError."""
+    rest = before[:0]
     pieces = []
     for unit in units:
         shard = opened(unit.shard)
@@ -95,14 +113,15 @@ def sequences_of(
     if packing == "best-fit":
         sequences = packed(pieces, context + 1)
     else:
-        tokens = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        tokens = np.concatenate([before, *pieces])
         count = max(0, (len(tokens) - 1) // context)
         sequences = (
             np.lib.stride_tricks.sliding_window_view(tokens, context + 1)[::context][:count]
             if count
             else np.empty((0, context + 1), np.int64)
         )
+        rest = tokens[count * context :].copy()  # its first token was the last target
     key = canonical(["dilocox-mix", seed, stretch.epoch, stretch.first, stretch.count])
     generator = np.random.Philox(key=np.frombuffer(sha256(key)[:16], dtype="<u8"))
     mixed: npt.NDArray[np.int64] = sequences[np.argsort(generator.random_raw(len(sequences)), kind="stable")]
-    return mixed[(mixed[:, 1:] >= 0).any(axis=1)]
+    return mixed[(mixed[:, 1:] >= 0).any(axis=1)], rest

@@ -18,7 +18,7 @@ from dilocox_peer.data import taken as taken_module
 from dilocox_peer.data.allotment import Handout, Stretch
 from dilocox_peer.data.catalogue import UNIT_TOKENS
 from dilocox_peer.data.feed import Feed, Handed
-from dilocox_peer.data.row import UnitRow, sequences_of
+from dilocox_peer.data.row import UnitRow, sequences_and_rest, sequences_of
 from dilocox_peer.data.shards import ShardFolders
 from dilocox_peer.data.taken import Taken
 from dilocox_peer.data.tokenizing import Order, make_shards
@@ -103,6 +103,29 @@ def test_each_token_of_a_stretch_is_a_target_at_most_once(made):
     )
     again = sequences_of(row.units(stretch), opened, context=CONTEXT, seed=SEED, stretch=stretch)
     assert np.array_equal(sequences, again)
+
+
+def test_what_is_left_of_a_chunk_goes_before_the_next(made):
+    """A unit holds no sequence of a context beyond it: of units taken one by one, as of the commons, nothing was ever trained on."""
+    catalogue, out = made
+    row, folders = UnitRow(catalogue, SEED), ShardFolders(catalogue, [out])
+    rest, counts, tokens = np.empty(0, np.int64), [], 0
+    for place in range(12):
+        stretch = Stretch(0, place, 1)
+        units = row.units(stretch)
+        opened = folders.find(units[0].shard)
+        assert opened is not None
+        first, end = opened.unit(units[0].number)
+        tokens += end - first
+        sequences, rest = sequences_and_rest(
+            units, lambda _shard, opened=opened: opened, context=2 * UNIT_TOKENS, seed=SEED, stretch=stretch,
+            packing="concatenate", before=rest,
+        )  # fmt: skip
+        counts.append(len(sequences))
+        assert len(rest) <= 2 * UNIT_TOKENS
+    assert max(counts) == 1
+    assert sum(counts) == (tokens - 1) // (2 * UNIT_TOKENS)
+    assert sum(counts) * 2 * UNIT_TOKENS + len(rest) == tokens
 
 
 def test_started_again_it_takes_nothing_that_it_took_before(made, tmp_path):
