@@ -23,7 +23,7 @@ import typer
 from dilocox_peer.admission import Gate
 from dilocox_peer.cli.eventlog import event_printer
 from dilocox_peer.cli.flags import BootstrapFlags
-from dilocox_peer.cli.health import RunHealth, report
+from dilocox_peer.cli.health import RunHealth, newest_round, report
 from dilocox_peer.cli.home import default_home, owner_key_path
 from dilocox_peer.cli.lifetime import Stop, end, interruptible, run_until_stopped
 from dilocox_peer.cli.page import check_port, page_of
@@ -105,6 +105,7 @@ class _Served:
             beat_age_s=round(time.monotonic() - self.beaten_at, 1),
             trouble=self.trouble,
             directive=None if self.registrar is None else self.registrar.directed,
+            round=newest_round(self.archivist, self.registrar),
         )
 
 

@@ -56,6 +56,9 @@ class OwnerFlags:
     cool_down: Annotated[
         int, Flag("Of stop: rounds before it in which the learning rate falls to 0.", least=0, most=1_000_000)
     ] = 0
+    force: Annotated[
+        bool, Flag("Of stop and extend: also where the run may be past that round, and ends for good at once.")
+    ] = False
     link: Annotated[
         str | None, Flag("Tell the run at once, over its link; for a bootstrap on another machine.", shown=False)
     ] = None

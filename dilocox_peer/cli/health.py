@@ -7,7 +7,7 @@ last tries of each run's network daemon and directory went.
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,6 +17,10 @@ from dilocox_peer.peer.lag import LoopLag
 from dilocox_peer.peer.status import printable
 from dilocox_peer.types import PeerId
 
+if TYPE_CHECKING:
+    from dilocox_peer.peer.archivist import Archivist
+    from dilocox_peer.peer.registrar import Registrar
+
 STALE_S = 100.0  # three tries in vain, 30 s apart
 ROLE = "bootstrap"
 
@@ -24,7 +28,7 @@ ROLE = "bootstrap"
 @dataclass(frozen=True, slots=True)
 class RunHealth:
     """Of one run at a bootstrap. beat_age_s: since all of it was last found well. nodes: in its routing table. directive: as Registrar
-    has `directed`; None where the owner's key is not."""
+    has `directed`; None where the owner's key is not. round: the newest that is known here of any stage; None while others may know newer ones."""
 
     run: str
     run_name: str
@@ -34,6 +38,7 @@ class RunHealth:
     beat_age_s: float
     trouble: str = ""
     directive: int | None = None
+    round: int | None = None
 
 
 def report(peer: PeerId, runs: Sequence[RunHealth], lag: LoopLag) -> dict[str, Any]:
@@ -45,6 +50,11 @@ def report(peer: PeerId, runs: Sequence[RunHealth], lag: LoopLag) -> dict[str, A
         "lag_ms_p99": round(lag.p99_ms, 2),
         "lag_ms_max": round(lag.max_ms, 2),
     }
+
+
+def newest_round(*knowing: "Archivist | Registrar | None") -> int | None:
+    known = [each.newest_round for each in knowing if each is not None]
+    return max((each for each in known if each is not None), default=None)
 
 
 def judge(status: Mapping[str, Any]) -> tuple[bool, str]:

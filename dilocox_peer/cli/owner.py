@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 AHEAD = 4  # rounds that `stop` without a number leaves: all stages hear of it before
 LOOK_S = 5.0
 
-Change = Callable[[Directive, OwnerFlags, Manifest, int], dict[str, Any]]
+Change = Callable[[Directive, OwnerFlags, Manifest, int | None], dict[str, Any]]
 
 
 def run_owner(flags: OwnerFlags) -> None:
@@ -55,18 +55,21 @@ def run_owner(flags: OwnerFlags) -> None:
         _no_value(flags)
     if flags.cool_down and flags.what != "stop":
         raise ConfigError("--cool-down belongs to `owner stop`: it is the last rounds before it")
+    if flags.force and flags.what not in ("stop", "extend"):
+        raise ConfigError("--force belongs to `owner stop` and `owner extend`: they may end the run at once")
     manifest, key = owned(flags.run_file, flags.owner_key, flags.home)
     run = None if flags.link is None else of_run(flags.link, manifest)
     records = OwnerRecords(flags.home or default_home(), manifest.run_id)
     if run is None:
-        least = _newest_here(flags, manifest)
+        here = run_here(PeerHome.at(flags.home, BOOTSTRAP), manifest) or {}
+        least, newest_round = _number(here, "directive"), _number(here, "round")
         if least is None:
             typer.echo(
                 f"no bootstrap with the owner's key answers in this home: {records.folder} may be old, and the next word takes back"
                 " what was said elsewhere since; --link asks the run",
                 err=True,
             )
-        said = _say(flags, manifest, key, records, (), 0, least or 0)
+        said = _say(flags, manifest, key, records, (), newest_round, least or 0)
     else:
         said = asyncio.run(_say_in(run, flags, manifest, key, records))
     if said is None:
@@ -86,11 +89,10 @@ def run_owner(flags: OwnerFlags) -> None:
         )
 
 
-def _newest_here(flags: OwnerFlags, manifest: Manifest) -> int | None:
-    """The number of the newest directive that the bootstrap of this home knows, which writes each into the records; None: there is none, or
-    it cannot ask the run."""
-    run = run_here(PeerHome.at(flags.home, BOOTSTRAP), manifest)
-    number = None if run is None else run.get("directive")
+def _number(here: Mapping[str, Any], what: str) -> int | None:
+    """That of the newest directive, or round, that the bootstrap of this home knows; it writes each directive into the records. None: there is none,
+    or it cannot ask the run."""
+    number = here.get(what)
     return number if isinstance(number, int) else None
 
 
@@ -100,10 +102,11 @@ def _say(
     key: SigningKey,
     records: "OwnerRecords",
     found: Sequence[Directive],
-    newest_round: int,
+    newest_round: int | None,
     least: int = 0,
 ) -> Directive | None:
-    """found: what the run knows; it may have been said from another machine. least: what number there is at least."""
+    """found: what the run knows; it may have been said from another machine. newest_round: None where it is not known. least: what number there
+    is at least."""
     if flags.what == "show":
         known = _known(manifest, records, found, least)
         if known is not None and found:
@@ -172,32 +175,37 @@ async def _is_over(directory: "Directory", num_stages: int) -> bool:
     return False
 
 
-async def _newest_round(directory: "Directory", num_stages: int) -> int:
+async def _newest_round(directory: "Directory", num_stages: int) -> int | None:
+    """As leases and the owner's own words say; None where there are neither."""
+    rounds = []
     with suppress(RunUnreachable):
-        leases = [lease for stage in range(num_stages) for lease in await directory.peers(stage, LOOK_S)]
-        return max((lease.round for lease in leases), default=0)
-    return 0
+        for stage in range(num_stages):
+            word = await directory.word(stage, LOOK_S)
+            rounds += [] if word is None else [word[0].round]
+            rounds += [lease.round for lease in await directory.peers(stage, LOOK_S)]
+    return max(rounds, default=None)
 
 
 # ---- what changes ----------------------------------------------------------------------------------------------------
 
 
-def _pause(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+def _pause(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int | None) -> dict[str, Any]:
     _no_value(flags)
     return {"paused": True}
 
 
-def _resume(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+def _resume(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int | None) -> dict[str, Any]:
     _no_value(flags)
     return {"paused": False}
 
 
-def _stop(_before: Directive, flags: OwnerFlags, _manifest: Manifest, newest_round: int) -> dict[str, Any]:
+def _stop(_before: Directive, flags: OwnerFlags, manifest: Manifest, newest_round: int | None) -> dict[str, Any]:
     if flags.value == "never":
         return {"stop_after": 0, "cool_rounds": 0}
     if flags.value is not None:
         after = _whole(flags, "a round")
-    elif newest_round:
+        _heed_past(after, flags, manifest, newest_round)
+    elif newest_round and flags.link is not None:  # what a bootstrap keeps may be rounds old
         after = newest_round + max(AHEAD, flags.cool_down)
     else:
         raise ConfigError(
@@ -206,16 +214,41 @@ def _stop(_before: Directive, flags: OwnerFlags, _manifest: Manifest, newest_rou
     return {"stop_after": after, "cool_rounds": flags.cool_down}
 
 
-def _extend(_before: Directive, flags: OwnerFlags, manifest: Manifest, _round: int) -> dict[str, Any]:
+def _extend(before: Directive, flags: OwnerFlags, manifest: Manifest, newest_round: int | None) -> dict[str, Any]:
     rounds = _whole(flags, "how many rounds the run is to have, each as long as in its settings")
     if rounds < manifest.rounds.total:
         raise ConfigError(
             f"owner extend {rounds}: the run has {manifest.rounds.total} rounds; `owner stop` ends it earlier"
         )
-    return {"total_steps": rounds * manifest.rounds.inner_steps}
+    total_steps = rounds * manifest.rounds.inner_steps
+    if total_steps < before.total_steps:  # less than it was extended to
+        _heed_past(rounds, flags, manifest, newest_round)
+    return {"total_steps": total_steps}
 
 
-def _rate(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+def _heed_past(last: int, flags: OwnerFlags, manifest: Manifest, newest_round: int | None) -> None:
+    """Raises ConfigError where a run with that last round may end at once: when it is over it takes no word that has it go on."""
+    if flags.force:
+        return
+    if newest_round is None:
+        remedy = (
+            "--force says it all the same" if flags.link is not None else "--link asks, --force says it all the same"
+        )
+        raise ConfigError(
+            f"owner {flags.what} {last}: a run that is past that round ends at once, for good, and which round this one is at is not"
+            f" known here: {remedy}"
+        )
+    least = (
+        newest_round + (AHEAD if manifest.stages.count > 1 else 0) + 1
+    )  # several stages hear of it one after another
+    if last < least:
+        raise ConfigError(
+            f"owner {flags.what} {last}: the run is at round {newest_round} and would end at once, for good: name round {least} or a"
+            " later one, or pass --force"
+        )
+
+
+def _rate(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int | None) -> dict[str, Any]:
     wanted = f"what the learning rate is multiplied by, 0.001 to {MOST_RATE}"
     text = _value(flags, wanted)
     try:
@@ -227,7 +260,7 @@ def _rate(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: in
     return {"rate_permille": round(factor * UNCHANGED)}
 
 
-def _require(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+def _require(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int | None) -> dict[str, Any]:
     from dilocox_peer import __version__
 
     version = _value(flags, "a version, like 0.2 (0: any)")
@@ -241,7 +274,7 @@ def _require(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round:
     return {"least_version": asked.least_version}
 
 
-def _ban(before: Directive, flags: OwnerFlags, manifest: Manifest, _round: int) -> dict[str, Any]:
+def _ban(before: Directive, flags: OwnerFlags, manifest: Manifest, _round: int | None) -> dict[str, Any]:
     peer = peer_named(_value(flags, "a PeerID"), "owner ban")
     if peer == manifest.owner_peer:
         raise ConfigError(f"{peer} is the run's owner, who cannot be banned")
@@ -265,14 +298,14 @@ def _bootstraps(flags: OwnerFlags, manifest: Manifest) -> set[str]:
     return found
 
 
-def _unban(before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+def _unban(before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int | None) -> dict[str, Any]:
     peer = _value(flags, "a PeerID")
     if peer not in before.banned:
         raise ConfigError(f"owner unban: {peer[:80]!r} is not banned; `dilocox-peer owner` lists who is")
     return {"banned": tuple(each for each in before.banned if each != peer)}
 
 
-def _message(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int) -> dict[str, Any]:
+def _message(_before: Directive, flags: OwnerFlags, _manifest: Manifest, _round: int | None) -> dict[str, Any]:
     text = (flags.value or "").strip()
     if len(text) > MAX_SAID or not text.isprintable():
         raise ConfigError(f"owner say: one line of at most {MAX_SAID} characters")

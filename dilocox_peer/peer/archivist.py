@@ -166,6 +166,15 @@ class Archivist:
         """The newest that all stages can be brought to; 0: none."""
         return min((kept.reached for kept in self._kept.values()), default=0)
 
+    @property
+    def newest_round(self) -> int | None:
+        """The newest of any stage, as certificates say, and leases where there are none yet; None while the directory was not read."""
+        if not self.stages or not all(kept.was_read for kept in self.stages):
+            return None
+        if certified := max(stage.annals.place.round for stage in self._archive.stages):
+            return certified
+        return max((lease.round for kept in self.stages for lease in kept.leases), default=0)
+
     def look_soon(self) -> None:
         """For somebody who wants news more often than keeping needs them."""
         self._look_now.set()

@@ -117,6 +117,11 @@ class Registrar:
             return None
         return 0 if self.directive is None else self.directive.number
 
+    @property
+    def newest_round(self) -> int | None:
+        """The newest that any stage's notary has heard of; None while the directory cannot be asked."""
+        return max((desk.round for desk in self._desks), default=0) if self._has_asked else None
+
     def tail_lost(self, stage: int, head: Digest) -> None:
         """Nobody has what follows head any more; in this loop."""
         self._desks[stage].post(TailLost(head))
@@ -341,6 +346,10 @@ class _Desk:
     @property
     def checkpoint(self) -> Checkpoint | None:
         return self._notary.checkpoint if self._notary is not None else None
+
+    @property
+    def round(self) -> int:
+        return self._notary.chain.place.round if self._notary is not None else 0
 
     @property
     def directive(self) -> Directive | None:

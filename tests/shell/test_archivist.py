@@ -123,6 +123,7 @@ async def test_what_two_stages_had_is_there_when_all_are_gone_and_after_a_restar
     await until(lambda: keeper.told(RunKept) != [])
     assert [stage.state_round for stage in keeper.archivist.stages] == [3, 3], "of one round in all stages"
     assert [len(stage.certificates) for stage in keeper.archivist.stages] == [5, 6]
+    assert keeper.archivist.newest_round == 5
     assert not keeper.archivist.is_complete
     await gone(*peers)
 
@@ -145,6 +146,7 @@ async def test_what_two_stages_had_is_there_when_all_are_gone_and_after_a_restar
     await again.open()
     assert [stage.state_round for stage in again.stages] == [3, 3]
     assert [len(stage.certificates) for stage in again.stages] == [5, 6]
+    assert again.newest_round is None, "others may have gone on, and nobody was asked yet"
     await again.close()
 
 

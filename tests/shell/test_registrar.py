@@ -294,7 +294,7 @@ async def test_what_is_said_elsewhere_comes_into_the_owners_records(
     scene.bootstrap.start(records)
     registrar = scene.bootstrap.registrar
     assert registrar is not None
-    assert registrar.directed is None, "the directory has not been asked yet"
+    assert registrar.directed is registrar.newest_round is None, "the directory has not been asked yet"
     player = await scene.join("a", FIRST)
     await until(lambda: hello in player.directed and registrar.directed == 1)
     await player.directory.publish_directive(ban)

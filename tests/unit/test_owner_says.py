@@ -3,6 +3,7 @@
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,8 @@ from dilocox_peer.cli.flags_of_owner import OwnerFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.init import write_run_file
 from dilocox_peer.cli.invite import BOOTSTRAP
-from dilocox_peer.cli.owner import run_owner
-from dilocox_peer.config import read_signed_manifest
+from dilocox_peer.cli.owner import CHANGES, run_owner
+from dilocox_peer.config import preset, read_signed_manifest
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.invitation import Invitation, format_invitation
 from dilocox_peer.manifest import Manifest
@@ -31,8 +32,8 @@ def said(tmp_path: Path):
     run_file = tmp_path / "run.toml"
     write_run_file(InitFlags(path=run_file, home=tmp_path))
 
-    def say(what: str, value: str | None = None, link: str | None = None) -> None:
-        run_owner(OwnerFlags(what=what, value=value, link=link, run_file=run_file, home=tmp_path))
+    def say(what: str, value: str | None = None, link: str | None = None, **flags: Any) -> None:
+        run_owner(OwnerFlags(what=what, value=value, link=link, run_file=run_file, home=tmp_path, **flags))
 
     return say
 
@@ -50,6 +51,9 @@ class Elsewhere:
         self.in_run: list[Directive] = []
         self.published: list[Directive] = []
         self.known_here: int | None = None
+        self.round_here: int | None = None
+        self.rounds_in_run: list[int] = []  # as leases say
+        self.word_in_run: int | None = None  # the round that the owner has signed last
         monkeypatch.setattr(visit, "visit", self._visit)
         monkeypatch.setattr(invite, "ask", self._ask)
 
@@ -62,7 +66,9 @@ class Elsewhere:
 
     async def _ask(self, _socket: Path, command: str) -> dict[str, Any]:
         assert command == "status"
-        return {"status": {"runs": [{"run": self.manifest.run_id, "directive": self.known_here}]}}
+        return {
+            "status": {"runs": [{"run": self.manifest.run_id, "directive": self.known_here, "round": self.round_here}]}
+        }
 
     @asynccontextmanager
     async def _visit(self, _invitation: Invitation) -> AsyncIterator[SimpleNamespace]:
@@ -76,11 +82,13 @@ class Elsewhere:
     async def directives(self) -> list[Directive]:
         return self.in_run
 
-    async def word(self, _stage: int, _timeout_s: float) -> None:
-        return None
+    async def word(self, _stage: int, _timeout_s: float) -> tuple[Any, float] | None:
+        if self.word_in_run is None:
+            return None
+        return SimpleNamespace(round=self.word_in_run, is_last=False), 60.0
 
     async def peers(self, _stage: int, _timeout_s: float) -> list[Any]:
-        return []
+        return [SimpleNamespace(round=each) for each in self.rounds_in_run]
 
     async def publish_directive(self, directive: Directive) -> None:
         self.published.append(directive)
@@ -171,3 +179,60 @@ def test_of_two_words_with_one_number_one_is_followed_and_the_other_told(said, e
         for lost in ('as the run\'s settings say, "hello"', "paused")
     }
     assert elsewhere.published == [elsewhere.says(2, banned=(somebody,), rate_permille=500)] == [elsewhere.recorded]
+
+
+@pytest.mark.parametrize("where", ["leases", "word", "bootstrap"])
+def test_a_stop_that_is_past_ends_no_run_by_mistake(said, elsewhere, where):
+    elsewhere.rounds_in_run = [399, 400, 12] if where == "leases" else []
+    elsewhere.word_in_run = 400 if where == "word" else None
+    elsewhere.known_here, elsewhere.round_here = (0, 400) if where == "bootstrap" else (None, None)
+    link = None if where == "bootstrap" else elsewhere.link
+    for value in ("40", "400"):
+        with pytest.raises(ConfigError, match=f"owner stop {value}: the run is at round 400.*name round 401 .*--force"):
+            said("stop", value, link=link)
+    assert elsewhere.recorded is None
+    said("stop", "401", link=link)
+    assert elsewhere.recorded == elsewhere.says(1, stop_after=401)
+    said("stop", "40", link=link, force=True)
+    assert elsewhere.recorded == elsewhere.says(2, stop_after=40)
+    said("stop", "never", link=link)
+    assert elsewhere.recorded == elsewhere.says(3)
+
+
+def test_where_no_round_is_known_a_stop_asks_for_the_link_or_for_force(said, elsewhere):
+    with pytest.raises(ConfigError, match=r"owner stop 40: .* is not known here: --link asks, --force says it"):
+        said("stop", "40")
+    with pytest.raises(ConfigError, match=r"owner stop 40: .* is not known here: --force says it"):
+        said("stop", "40", link=elsewhere.link)
+    said("stop", "40", force=True)
+    assert elsewhere.recorded == elsewhere.says(1, stop_after=40)
+
+
+def test_before_its_first_round_a_run_takes_any_stop(said, elsewhere):
+    elsewhere.known_here = elsewhere.round_here = 0
+    said("stop", "1")
+    assert elsewhere.recorded == elsewhere.says(1, stop_after=1)
+
+
+def test_several_stages_are_left_the_rounds_in_which_all_hear_of_a_stop(tmp_path):
+    manifest = preset("tiny", stages={"count": 2})
+    before, flags = Directive(manifest.digest, 1), OwnerFlags(what="stop", value="44")
+    with pytest.raises(ConfigError, match=r"the run is at round 40 .* name round 45 "):
+        CHANGES["stop"](before, flags, manifest, 40)
+    assert CHANGES["stop"](before, replace(flags, value="45"), manifest, 40)["stop_after"] == 45
+
+
+def test_a_run_that_was_extended_is_not_shortened_to_what_is_past(said, elsewhere):
+    rounds, steps = elsewhere.manifest.rounds.total, elsewhere.manifest.rounds.inner_steps
+    elsewhere.rounds_in_run = [rounds + 50]
+    said("extend", str(rounds + 100), link=elsewhere.link)
+    with pytest.raises(ConfigError, match=f"owner extend {rounds + 40}: the run is at round {rounds + 50} .*--force"):
+        said("extend", str(rounds + 40), link=elsewhere.link)
+    said("extend", str(rounds + 90), link=elsewhere.link)
+    assert elsewhere.recorded == elsewhere.says(2, total_steps=(rounds + 90) * steps)
+
+
+@pytest.mark.parametrize("what", ["pause", "show"])
+def test_force_belongs_to_what_may_end_the_run(said, what):
+    with pytest.raises(ConfigError, match="--force belongs to `owner stop` and `owner extend`"):
+        said(what, force=True)
