@@ -31,6 +31,10 @@ class DiskTakesNothing(DilocoxError):
     exit_code = 5
 
 
+class LackedForNow(DilocoxError):
+    """What is not here now, and may be by itself later (memory that others hold, a busy machine, a place in the run): try again, exit 1."""
+
+
 _DISK_REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or have the quota raised",
@@ -96,6 +100,13 @@ def not_written(what: str, error: OSError, remedy: str = "") -> DilocoxError:
     if now := disk_remedy(error):
         return DiskTakesNothing(f"{what}: {error.strerror}; {now}")
     return ConfigError(f"{what}: {error.strerror or error}" + (f"; {remedy}" if remedy else ""))
+
+
+def not_started(program: str, error: OSError, remedy: str) -> DilocoxError:
+    """To be raised: a LackedForNow where the machine has no room for another process, else a ConfigError with the remedy."""
+    if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        return LackedForNow(f"{program} did not start: {error}; try again when the machine has less to do")
+    return ConfigError(f"{program} did not start: {error}; {remedy}")
 
 
 def why_not_bound(error: OSError | UnicodeError) -> str:

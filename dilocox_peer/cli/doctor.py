@@ -26,7 +26,7 @@ from dilocox_peer.cli.findings import render, report, summary
 from dilocox_peer.cli.flags import DoctorFlags
 from dilocox_peer.cli.home import PeerHome
 from dilocox_peer.cli.lifetime import INTERRUPTED, end
-from dilocox_peer.errors import ConfigError, DilocoxError
+from dilocox_peer.errors import ConfigError, DilocoxError, LackedForNow
 from dilocox_peer.invitation import Invitation, format_invitation, parse_invitation, parse_multiaddr, parse_multiaddrs
 from dilocox_peer.model.architecture import prepare
 from dilocox_peer.model.memory import StageSize, size
@@ -167,7 +167,7 @@ def look_at_device(device: str) -> Check:
         from dilocox_peer.peer.device import AUTO, chosen_device, chosen_devices, name_of
 
         all_chosen, best = chosen_devices(device), chosen_device(AUTO)
-    except ConfigError as error:
+    except (ConfigError, LackedForNow) as error:
         found, _, remedy = str(error).rpartition(": ")
         return Check("device", "fail", found, remedy)
     except ImportError as error:
@@ -223,7 +223,7 @@ def look_at_memory(manifest: "Manifest", flags: DoctorFlags) -> list[Check]:
     sizes = _sizes(manifest, flags.stage)
     try:
         device = chosen_device(first_of(flags.device))
-    except ConfigError:
+    except (ConfigError, LackedForNow):
         device = "cpu"  # the check of the device has said it
     on_cpu = is_in_machine_memory(device)
     needs = [each.host_bytes(on_cpu=on_cpu, checkpointing=True) for each in sizes]

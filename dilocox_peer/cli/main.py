@@ -1,7 +1,7 @@
 """The command line: names, help and exit codes. The flags are declared in flags.py; what each command does is in its own file,
 imported when it runs, so that `--help` loads neither torch nor hivemind.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 cannot reach the run, 4 refused by the run, 5 the disk is full or read-only now,
+Exit codes: 0 done, 1 failed or lacking something for now, 2 wrong usage or settings, 3 cannot reach the run, 4 refused by the run, 5 the disk is full or read-only now,
 130 interrupted.
 Every flag has an environment variable: DILOCOX_<COMMAND>_<FLAG>, e.g. DILOCOX_JOIN_NAME; DILOCOX_LINK is the link that is joined. `_` may stand for `-` in flags.
 """

@@ -152,7 +152,7 @@ Type=exec
 {environment}ExecStart={" ".join(map(quoted, arguments))}
 Restart=on-failure
 RestartSec={RESTART_S}
-# 2: wrong settings, 4: refused by the run. Trying again would not help.
+# 2: wrong settings, 4: refused by the run. Trying again would not help, as it does where something is lacking for now (1, 3, 5).
 RestartPreventExitStatus=2 4
 # SIGTERM to the main process alone, which ends its helpers in order; what is left after that is killed.
 KillMode=mixed

@@ -206,11 +206,12 @@ def _slice_elements(manifest: Manifest, parameters: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Room:
     """free_bytes: of the machine, with what this peer has taken already, or of a card; allowed_bytes: what --max-memory allows of the machine's.
-    card: its name as a device, "" of the machine."""
+    card: its name as a device, "" of the machine. whole_bytes: what there would be if nobody else took any."""
 
     free_bytes: int
     allowed_bytes: int | None = None
     card: str = ""
+    whole_bytes: int = 0
 
     @property
     def most_bytes(self) -> int:
@@ -219,6 +220,12 @@ class Room:
     def fitting(self, needs: Sequence[int]) -> list[int]:
         """Of stages that need so many bytes each, those there is room for."""
         return [stage for stage, need in enumerate(needs) if need <= self.most_bytes]
+
+    def may_come(self, need: int) -> bool:
+        """Whether there is room for it once others have gone."""
+        return need <= max(self.whole_bytes, self.free_bytes) and (
+            self.allowed_bytes is None or need <= self.allowed_bytes
+        )
 
     def why_not(self, stage: int, needs: Sequence[int]) -> str:
         """What is wrong with holding that stage and what to do about it; empty when it fits."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
+from dilocox_peer.errors import ConfigError, LackedForNow, PeerUnavailable, RunUnreachable, not_started
 from dilocox_peer.invitation import Address, parse_multiaddr
 from dilocox_peer.network.bulk import PeerGone, PeerRefusing, PeerSilent, RequestRefused, TransportDown
 from dilocox_peer.network.p2pd import (
@@ -447,14 +447,13 @@ async def start_daemon(
         if "failed to start in" in message and initial:  # without anybody to dial it takes 0.1 s
             raise RunUnreachable(await diagnose(initial)) from None
         if "failed to start in" in message:
-            limit = f"{arguments['startup_timeout']:g} s"
-            raise ConfigError(
-                f"p2pd was not ready within {limit}: the machine is overloaded; try again when it has less to do"
+            raise LackedForNow(
+                f"p2pd was not ready within {arguments['startup_timeout']:g} s: the machine is overloaded; try again when it has less to do"
             ) from None
         last = one_line(output[-1]) if output else message
         raise ConfigError(f"p2pd did not start: {last or 'it ended without a word'}") from None
     except OSError as error:
-        raise ConfigError(f"p2pd did not start: {error}; hivemind has to be installed with its binary") from None
+        raise not_started("p2pd", error, "hivemind has to be installed with its binary") from None
 
 
 async def stop_daemon(p2p: "P2P", timeout_s: float) -> None:

@@ -132,7 +132,7 @@ class Transport:
         but its waiting before it punches holes.
 
         One reachable address of initial_peers is enough. Raises ConfigError (address, port, folder, identity, p2pd does
-        not start) or RunUnreachable (nobody of initial_peers answers); then, and when cancelled, nothing is left behind.
+        not start), LackedForNow (it is not ready in time) or RunUnreachable (nobody of initial_peers answers); then, and when cancelled, nothing is left behind.
         """
         initial = tuple(
             text for text in parse_multiaddrs(initial_peers, "peer") if not text.endswith(f"/p2p/{peer_id}")

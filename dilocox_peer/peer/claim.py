@@ -22,16 +22,16 @@ from dilocox_peer.dht.assignment import (
 )
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.errors import ConfigError, LackedForNow, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Listener, Remark, StageClaimed
 from dilocox_peer.invitation import all_loopback
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import Room, StageSize
 from dilocox_peer.network.transport import RequestRefused, Transport
-from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory, taken_on
+from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory, taken_on, whole_of
 from dilocox_peer.peer.dialback import ADVICE, AGAIN_S
 from dilocox_peer.peer.disk_room import stage_needs
-from dilocox_peer.peer.footprint import available_memory, resident_bytes
+from dilocox_peer.peer.footprint import available_memory, resident_bytes, whole_memory
 from dilocox_peer.peer.planning.disk import DiskAllowed
 from dilocox_peer.peer.presence import Presence
 from dilocox_peer.peer.settings import Wish
@@ -56,7 +56,7 @@ async def claim_stage(
     which a state is on this disk.
 
     Where anybody may join, leases cost nothing, so made-up ones keep nobody out: that a stage is full is told there, and the roster
-    decides. Raises ConfigError when there is none, or not room for the one that was asked for; RunUnreachable.
+    decides. Raises ConfigError when there is none, or not room for the one that was asked for, LackedForNow where there may be later; RunUnreachable.
     """
     count, most = manifest.stages.count, manifest.limits.max_peers
     if wish.stage is not None and wish.stage >= count:
@@ -71,7 +71,7 @@ async def claim_stage(
     if insisted is not None:
         for room, needs in rooms:
             if reason := room.why_not(insisted, needs):
-                raise ConfigError(reason)
+                raise (LackedForNow if room.may_come(needs[insisted]) else ConfigError)(reason)
         if reason := disk.why_not(insisted, disk_needs):
             raise ConfigError(reason)
         stages = await _leases_of_all(directory, count)
@@ -95,9 +95,9 @@ async def claim_stage(
 
 
 def _refuse_or_tell(manifest: Manifest, reason: str, listener: Listener) -> None:
-    """Raises ConfigError where only who was let in can announce itself."""
+    """Raises LackedForNow where only who was let in can announce itself: a place may be free later."""
     if manifest.admission.mode != "open":
-        raise ConfigError(f"no place in run {manifest.run.name!r}: {reason}")
+        raise LackedForNow(f"no place in run {manifest.run.name!r}: {reason}")
     listener(Remark(f"{reason}. Leases of an open run may be made up, so this peer asks for a place all the same"))
 
 
@@ -114,10 +114,12 @@ def _rooms_and_needs(manifest: Manifest, wish: Wish) -> list[tuple[Room, list[in
     on_cpu = is_in_machine_memory(device)
     sizes = [StageSize.of(manifest, stage, base_bits=wish.base_bits) for stage in range(manifest.stages.count)]
     needs = [each.host_bytes(on_cpu=on_cpu, checkpointing=True) for each in sizes]
-    rooms = [(Room(available_memory() + resident_bytes(), wish.max_memory_bytes), needs)]
+    free_bytes = available_memory() + resident_bytes()
+    rooms = [(Room(free_bytes, wish.max_memory_bytes, whole_bytes=whole_memory()), needs)]
     if not on_cpu:
         on_card = [each.device_bytes(checkpointing=True) for each in sizes]
-        rooms.append((Room(free_on(device) + taken_on(device), card=device), on_card))
+        on = Room(free_on(device) + taken_on(device), card=device, whole_bytes=whole_of(device))
+        rooms.append((on, on_card))
     return rooms
 
 
@@ -165,7 +167,7 @@ async def _claim_by_need(
     others = {stage: [lease for lease in leases if lease.peer != me] for stage, leases in stages.items()}
     stage, why = choose_stage(others, claimant)
     if stage is None:
-        raise ConfigError(f"no stage of the run can be held here: {why}")
+        raise LackedForNow(f"no stage of the run can be held here: {why}")
     rng = random.Random(presence.incarnation)
     for _ in range(CLAIM_LOOKS):
         await directory.announce(presence.lease(stage))

@@ -1,8 +1,10 @@
 """Where this peer computes: the device that its volunteer named, or the best one that torch finds here."""
 
+from pathlib import Path
+
 import torch
 
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, LackedForNow
 from dilocox_peer.peer.settings import cards, check_device
 
 AUTO = "auto"
@@ -10,7 +12,7 @@ AUTO = "auto"
 
 def chosen_devices(wanted: str, precision: str = "float32", *, stages: int = 1) -> tuple[str, ...]:
     """`chosen_device` of each where several are named, with commas between. stages: of the run. Raises ConfigError as well for one
-    named twice, and for several at a stage of several."""
+    named twice, and for several at a stage of several; LackedForNow."""
     named = tuple(each.strip() for each in wanted.split(","))
     if len(named) > 1 and stages > 1:
         raise ConfigError(
@@ -22,18 +24,18 @@ def chosen_devices(wanted: str, precision: str = "float32", *, stages: int = 1) 
 
 
 def chosen_cards(gpus: str) -> str:
-    """The same of cards that are here. Raises ConfigError."""
+    """The same of cards that are here. Raises ConfigError, LackedForNow."""
     device = cards(gpus)
     try:
         chosen_devices(device)
-    except ConfigError as error:
-        raise ConfigError(f"--gpus {gpus}: {str(error).removeprefix('--device ')}") from None
+    except (ConfigError, LackedForNow) as error:
+        raise type(error)(f"--gpus {gpus}: {str(error).removeprefix('--device ')}") from None
     return device
 
 
 def chosen_device(wanted: str, precision: str = "float32") -> str:
     """The device for `--device`; auto: cuda, xpu, mps or cpu, the first there is. Raises ConfigError when torch cannot
-    compute there, in this precision."""
+    compute there, in this precision; LackedForNow where it may later."""
     check_device(wanted)
     device = _usable(wanted)
     if precision == "float32":
@@ -77,8 +79,29 @@ def _usable(wanted: str) -> str:
         torch.zeros(1, device=wanted)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device {wanted} cannot be used here ({reason}): use --device cpu") from None
+        kind = LackedForNow if _may_come(wanted, error) else ConfigError
+        raise kind(f"--device {wanted} cannot be used here ({reason}): use --device cpu") from None
     return wanted
+
+
+def _may_come(wanted: str, error: Exception) -> bool:
+    """Whether what failed there may pass by itself: others have all of the card, or its driver is not loaded yet."""
+    if isinstance(error, torch.OutOfMemoryError) or "busy" in str(error):
+        return True
+    is_unseen = bool(torch.version.cuda or torch.version.hip) and not torch.cuda.device_count()
+    return wanted.startswith("cuda") and is_unseen and has_card()
+
+
+def has_card(root: Path = Path("/")) -> bool:
+    """Whether the machine has a display or compute card that torch calls cuda, whatever drives it (Linux)."""
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        try:
+            maker, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        if maker in ("0x10de", "0x1002") and kind.startswith(("0x03", "0x12")):
+            return True
+    return False
 
 
 def is_in_machine_memory(device: str) -> bool:
@@ -90,6 +113,12 @@ def free_on(device: str) -> int:
     """Bytes free in the memory of an accelerator."""
     module = torch.xpu if device.startswith("xpu") else torch.cuda
     return int(module.mem_get_info(torch.device(device))[0])
+
+
+def whole_of(device: str) -> int:
+    """All bytes of it, whoever has them."""
+    module = torch.xpu if device.startswith("xpu") else torch.cuda
+    return int(module.mem_get_info(torch.device(device))[1])
 
 
 def taken_on(device: str) -> int:

@@ -35,6 +35,12 @@ def available_memory(root: Path = Path("/")) -> int:
     return available
 
 
+def whole_memory(root: Path = Path("/")) -> int:
+    """Bytes that there would be if nobody else took any: the machine's, or what its control groups allow."""
+    limits = [_text(group / "memory.max").strip() for group in _control_groups(root)]
+    return min([_physical_memory(), *(int(limit) for limit in limits if limit.isdecimal())])
+
+
 def _control_groups(root: Path) -> list[Path]:
     """Those of this process (cgroup v2): its own, as a service has one, and all around it, up to a container's."""
     top = root / "sys/fs/cgroup"
@@ -44,7 +50,7 @@ def _control_groups(root: Path) -> list[Path]:
 
 
 def _physical_memory() -> int:
-    """Where there is no /proc (macOS): all of it, as what is free cannot be told without more."""
+    """All of it; without /proc (macOS) what is free as well, which cannot be told without more."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.errors import ConfigError, LackedForNow, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.network import bulk
 from dilocox_peer.network.daemon import calls_under_way, handlers_under_way
 from dilocox_peer.network.doorkeeper import Budget, Budgeted, Budgets
@@ -541,6 +541,9 @@ async def test_a_start_that_is_cancelled_or_too_slow_leaves_nothing(
             assert list((short_path / "run").iterdir()) == []
         with pytest.raises(RunUnreachable, match="takes the connection and says nothing"):
             await make_transport("b", initial_peers=[address], runtime_dir=short_path / "run", startup_timeout_s=0.5)
+        with pytest.raises(LackedForNow, match=r"p2pd was not ready within 0\.001 s: the machine is overloaded"):
+            await make_transport("d", runtime_dir=short_path / "run", startup_timeout_s=0.001)
+        assert list((short_path / "run").iterdir()) == []
     transport, _ = await make_transport("c", runtime_dir=short_path / "run")
     assert transport.addresses
 

@@ -1,13 +1,15 @@
 """Claiming a stage where all places are taken."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from dilocox_peer.cli.service import unit
 from dilocox_peer.config import preset
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, LackedForNow
 from dilocox_peer.events import Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer import claim as claiming
@@ -26,7 +28,9 @@ class Directory:
         return [lease for lease in self._leases if lease.stage == stage]
 
 
-async def claim(mode: str, peers: list[str], *, held: int | None = None, device: str = "cpu") -> tuple[int, list[Any]]:
+async def claim(
+    mode: str, peers: list[str], *, held: int | None = None, device: str = "cpu", allowed: int | None = None
+) -> tuple[int, list[Any]]:
     manifest: Manifest = preset("tiny", limits={"max_peers": 2}, admission={"mode": mode})
     transport = SimpleNamespace(addresses=("/ip4/127.0.0.1/tcp/1/p2p/x",))
     presence = SimpleNamespace(me=ME, transport=transport, is_dialable=True)
@@ -34,7 +38,7 @@ async def claim(mode: str, peers: list[str], *, held: int | None = None, device:
     directory = cast("Any", Directory(peers))
     stage = await claim_stage(
         manifest,
-        Wish(None, device, None),
+        Wish(None, device, allowed),
         presence=cast("Any", presence),
         directory=directory,
         listener=told.append,
@@ -44,7 +48,7 @@ async def claim(mode: str, peers: list[str], *, held: int | None = None, device:
 
 
 async def test_who_was_invited_to_a_full_run_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"stage 0 has its 2 peers, .*join another run"):
+    with pytest.raises(LackedForNow, match=r"stage 0 has its 2 peers, .*join another run"):
         await claim("invite", ["a", "b"])
 
 
@@ -68,6 +72,7 @@ async def test_a_card_without_room_is_named_with_what_to_do(
     monkeypatch.setattr(claiming, "chosen_device", lambda name: name)
     monkeypatch.setattr(claiming, "free_on", lambda device: free)
     monkeypatch.setattr(claiming, "taken_on", lambda device: taken)
+    monkeypatch.setattr(claiming, "whole_of", lambda device: 2**28)
     if fits:
         assert await claim("open", [], device="cuda:1") == (0, [])
         return
@@ -75,3 +80,34 @@ async def test_a_card_without_room_is_named_with_what_to_do(
         ConfigError, match=r"stage 0 needs .* of a card's memory, .* are free on cuda:1: close .*--device"
     ):
         await claim("open", [], device="cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("whole", "allowed", "kind"),
+    [
+        (2**36, None, LackedForNow),
+        (2**27, None, ConfigError),
+        (2**36, 10**8, ConfigError),
+        (2**36, 2**36, LackedForNow),
+    ],
+)
+async def test_memory_that_others_hold_is_lacking_for_now_and_what_there_is_none_of_for_good(
+    whole: int, allowed: int | None, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "available_memory", lambda: 10**8)
+    monkeypatch.setattr(claiming, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(claiming, "whole_memory", lambda: whole)
+    with pytest.raises(kind, match="stage 0 needs "):
+        await claim("open", [], allowed=allowed)
+
+
+@pytest.mark.parametrize("kind", [LackedForNow, ConfigError])
+def test_what_no_service_tries_again_ends_with_another_code(kind: type[LackedForNow | ConfigError]) -> None:
+    given_up = "RestartPreventExitStatus=2 4"
+    units = [
+        unit("a", ["join"], {}),
+        *(path.read_text() for path in (Path(__file__).parents[2] / "deploy/systemd").glob("*.service")),
+    ]
+    assert len(units) == 3
+    assert all(given_up in each for each in units)
+    assert (str(kind.exit_code) in given_up.partition("=")[2].split()) == (kind is ConfigError)

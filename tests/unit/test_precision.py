@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from dilocox_peer.config import preset
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, LackedForNow
 from dilocox_peer.manifest import ModelSection
 from dilocox_peer.model.architecture import GOOD_STEPS, GradientScale, LayerRange, StageModel, build_model
 from dilocox_peer.model.inner import InnerOptimizer
 from dilocox_peer.model.loss import loss_of, train_on
 from dilocox_peer.model.precision import AutocastStage
 from dilocox_peer.model.transformer import initial_parameters
-from dilocox_peer.peer.device import chosen_device, why_not_compiled
+from dilocox_peer.peer import device as device_module
+from dilocox_peer.peer.device import chosen_device, has_card, why_not_compiled
 
 MANIFEST = preset("tiny")
 TOKENS_BT = torch.randint(0, 256, (4, 64), generator=torch.Generator().manual_seed(1))
@@ -82,6 +83,34 @@ def test_compiling_is_tried_out_and_what_is_wrong_is_one_line(monkeypatch):
     assert why_not_compiled("cpu") == "no C++ compiler was found"
     with pytest.raises(ConfigError, match="--device xpu cannot be used here"):
         why_not_compiled("xpu")
+
+
+@pytest.mark.parametrize(
+    ("built_for", "maker", "error", "kind"),
+    [
+        ("12.8", "0x10de", "Found no NVIDIA driver on your system", LackedForNow),
+        ("12.8", "0x8086", "Found no NVIDIA driver on your system", ConfigError),
+        (None, "0x10de", "Torch not compiled with CUDA enabled", ConfigError),
+        (None, "0x8086", "CUDA-capable device(s) is/are busy or unavailable", LackedForNow),
+    ],
+)
+def test_a_card_whose_driver_is_not_loaded_yet_may_come_and_none_at_all_does_not(
+    monkeypatch, tmp_path, built_for, maker, error, kind
+):
+    slot = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
+    slot.mkdir(parents=True)
+    (slot / "vendor").write_text(f"{maker}\n")
+    (slot / "class").write_text("0x030000\n")
+
+    def refuse(*_arguments, **named):
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(device_module, "has_card", lambda: has_card(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch, "zeros", refuse)
+    with pytest.raises(kind, match="--device cuda cannot be used here"):
+        chosen_device("cuda")
 
 
 def test_in_float16_small_gradients_are_not_lost():
