@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_peer.data.catalogue import CATALOGUE_FILE, MAX_DOCUMENT_TOKENS, Catalogue, Shard, shard_bytes
+from dilocox_peer.data.catalogue import CATALOGUE_FILE, MAX_DOCUMENT_TOKENS, Catalogue, Shard, catalogue_of, shard_bytes
 from dilocox_peer.data.chat import TemplateFiles
 from dilocox_peer.data.chat_process import ChatProcess
 from dilocox_peer.data.encoders import Encoders
@@ -87,7 +87,8 @@ class Made:
 def make_shards(
     order: Order, *, refused: LeftOut, progress: Callable[[Made], None] = lambda made: None, force: bool = False
 ) -> Catalogue:
-    """Writes shards and catalogue into order.out. force: begin anew where something else was begun.
+    """Writes shards and catalogue into order.out. force: begin anew where something else was begun, or done: what was done before stays whole until
+    the new catalogue is there.
 
     Raises ConfigError; what was done until then stays and is gone on with.
     """
@@ -265,7 +266,6 @@ class _Work:
         out = self._order.out
         if (out / CATALOGUE_FILE).exists() and not force:
             raise ConfigError(f"{out} holds a catalogue: pass --force to make it anew, or another --out")
-        (out / CATALOGUE_FILE).unlink(missing_ok=True)
         path = out / PROGRESS_FILE
         if not path.exists():
             return []
@@ -294,10 +294,14 @@ class _Work:
         return found == shard_bytes(written.shard, self._tokenizer.dtype, answers=self._order.chat is not None)
 
     def _forget(self) -> None:
-        """Takes back what was written."""
-        for each in self._order.out.glob("*.shard"):
-            each.unlink()
+        """Takes back what was written, but for what a catalogue there names."""
+        self._remove_but(_named_in(self._order.out))
         (self._order.out / PROGRESS_FILE).unlink(missing_ok=True)
+
+    def _remove_but(self, names: Collection[str]) -> None:
+        for each in self._order.out.glob("*.shard"):
+            if each.name not in names:
+                each.unlink()
 
     def _finish(self) -> Catalogue:
         order = self._order
@@ -325,8 +329,21 @@ class _Work:
         if order.tokenizer is not None:
             replace_file(order.out / FILE_NAME, [order.tokenizer])
         replace_file(order.out / CATALOGUE_FILE, [catalogue.to_bytes()])
+        if self._force:
+            self._remove_but({each.file_name for each in shards})
         (order.out / PROGRESS_FILE).unlink(missing_ok=True)
         return catalogue
+
+
+def _named_in(folder: Path) -> set[str]:
+    """The shards' files of the catalogue there: all where it cannot be understood, none where there is none. Raises OSError."""
+    path = folder / CATALOGUE_FILE
+    if not path.exists():
+        return set()
+    try:
+        return {each.file_name for each in catalogue_of(path.read_bytes(), source=str(path)).shards}
+    except ConfigError:
+        return {each.name for each in folder.glob("*.shard")}
 
 
 @dataclass(frozen=True, slots=True)

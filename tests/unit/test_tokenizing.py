@@ -308,6 +308,36 @@ def test_too_few_documents_and_a_full_disk_are_told_in_one_line(tmp_path, source
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("ends", ["too few", "full disk", "interrupted"])
+def test_a_new_work_that_fails_leaves_what_was_there(tmp_path, source, monkeypatch, ends):
+    out, other = tmp_path / "out", tmp_path / "other.jsonl"
+    made(source, out)
+    before = contents(out)
+    lines = source.read_text().splitlines(keepends=True)
+    other.write_text(lines[0] if ends == "too few" else "".join(lines[::2]))
+
+    def full(path, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    def interrupt(so_far):
+        if so_far.shards > 1:
+            raise Interrupted
+
+    again = order(other, out, shard_tokens=5_000)
+    with monkeypatch.context() as patch:
+        if ends == "full disk":
+            patch.setattr("dilocox_peer.data.tokenizing.write_shard", full)
+        with pytest.raises(Interrupted if ends == "interrupted" else ConfigError):
+            make_shards(again, refused=pytest.fail, force=True, progress=interrupt)
+    assert before.items() <= contents(out).items()
+    if ends != "interrupted":
+        assert contents(out) == before
+        return
+    make_shards(again, refused=pytest.fail, force=True)
+    make_shards(order(other, tmp_path / "whole", shard_tokens=5_000), refused=pytest.fail)
+    assert contents(out) == contents(tmp_path / "whole"), "of what was there before nothing stays once the new is whole"
+
+
 @pytest.mark.parametrize("where", ["run.toml", "run.toml/below", "/proc/new/shards"])
 def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_said_to_be_done(tmp_path, source, where):
     (tmp_path / "run.toml").write_text("kept")
