@@ -26,14 +26,17 @@ MAX_BYTES = 1 << 20
 
 def read_config(path: Path, group: Callable[[], Any], *, is_named: bool) -> dict[str, dict[str, Any]]:
     """command -> parameter -> value, for click's default_map. group: gives the program's commands, of click. is_named: somebody gave this path, so
-    it has to be there. Raises ConfigError."""
+    it has to be there; a file that nobody named and that cannot be looked at counts as absent, which is told. Raises ConfigError."""
     try:
         raw = path.read_bytes()[: MAX_BYTES + 1]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if is_named:
             raise ConfigError(f"{path} does not exist: DILOCOX_CONFIG names it") from None
         return {}
     except OSError as error:
+        if isinstance(error, PermissionError) and not is_named:
+            typer.echo(f"{path} is not readable for this user, so no settings are taken from there", err=True)
+            return {}
         raise ConfigError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path} is no file of settings: it has more than {MAX_BYTES} bytes")

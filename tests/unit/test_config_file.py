@@ -123,6 +123,23 @@ def test_a_file_that_nobody_named_may_be_missing(tmp_path):
         read_config(tmp_path / "none.toml", lambda: GROUP, is_named=True)
 
 
+def test_a_file_that_nobody_named_and_cannot_be_looked_at_ends_no_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    assert read_config(tmp_path / "file" / "config.toml", lambda: GROUP, is_named=False) == {}
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ConfigError, match="does not exist: DILOCOX_CONFIG names it"):
+        read_config(tmp_path / "file" / "config.toml", lambda: GROUP, is_named=True)
+
+    def refuse(*_: object) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # root is refused nothing
+    assert read_config(tmp_path / "config.toml", lambda: GROUP, is_named=False) == {}
+    assert "config.toml is not readable for this user, so no settings are taken from there" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="cannot be read: permission denied"):
+        read_config(tmp_path / "config.toml", lambda: GROUP, is_named=True)
+
+
 def test_the_program_reads_it(tmp_path, monkeypatch):
     path = tmp_path / "config.toml"
     path.write_text('[status]\nlink = "no link"\n')
