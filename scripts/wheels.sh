@@ -1,6 +1,6 @@
 #!/bin/sh
 # Wheels for whoever has no compiler, in dist/: the product, and what it needs that the package index has as source alone. Put the folder where others
-# can fetch it; they name it with --find-links (docs/deployment.md).
+# can fetch it; they name the product's wheel by its file, and the folder with --find-links (docs/deployment.md).
 #   sh scripts/wheels.sh                                   # for this Python
 #   PYTHON="python3.11 python3.12" sh scripts/wheels.sh    # for several; fastecdsa is one file for each
 #   sh scripts/wheels.sh --check                           # and installs from there, wheels alone, into an environment that is dropped
@@ -37,7 +37,7 @@ PY
     if [ "${1:-}" = --check ]; then
         "$python" -m venv "$WORK/try"
         CC=/bin/false CXX=/bin/false "$WORK/try/bin/python" -m pip install --quiet --disable-pip-version-check \
-            --only-binary :all: --find-links "$OUT" -c constraints.txt dilocox-peer
+            --only-binary :all: --find-links "$OUT" -c constraints.txt "$(ls -t "$OUT"/dilocox_peer-*.whl | head -n 1)"
         (cd "$WORK" && try/bin/dilocox-peer --version && try/bin/python -c "import libp2p.crypto.ecc; print('libp2p runs')")
         rm -rf "$WORK/try"
     fi

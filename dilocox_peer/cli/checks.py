@@ -104,7 +104,7 @@ def judge_packages(installed: Mapping[str, str | None], required: Mapping[str, s
     ]
     if missing or old:
         found = "; ".join(([f"missing: {', '.join(missing)}"] if missing else []) + old)
-        return Check("packages", "fail", found, "run `make setup`, or `pip install -U dilocox-peer`")
+        return Check("packages", "fail", found, "run `make setup`, or install the wheel that you had it from anew")
     shown = ", ".join(f"{name} {installed[name]}" for name in ("torch", "hivemind", "libp2p") if name in installed)
     return Check("packages", "ok", f"{len(installed)} found ({shown})")
 

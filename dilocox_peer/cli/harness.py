@@ -12,6 +12,7 @@ import typer
 
 from dilocox_peer.cli.flags import EvaluateFlags
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.extras import pip_install
 
 
 def run_tasks(folder: Path, flags: EvaluateFlags) -> None:
@@ -56,9 +57,7 @@ def _library(flags: EvaluateFlags) -> tuple[Any, Any]:
         import lm_eval
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise ConfigError(
-            f"--tasks needs lm-evaluation-harness ({error}): `pip install 'dilocox-peer[harness]'`"
-        ) from None
+        raise ConfigError(f"--tasks needs lm-evaluation-harness ({error}): `{pip_install('harness')}`") from None
     if flags.task_files is not None and not flags.task_files.is_dir():
         raise ConfigError(f"--task-files {flags.task_files}: no such folder")
     include = None if flags.task_files is None else str(flags.task_files)

@@ -18,6 +18,7 @@ from dilocox_peer.cli.eventlog import Queued
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.events import Event, Failed, Listener, RoundCertified, TrainingProgress
 from dilocox_peer.events_of_data import Evaluated, ShardFetched
+from dilocox_peer.extras import pip_install
 
 PROGRESS_S = 10.0  # between two of what comes every second
 FLUSH_S = 10.0
@@ -126,7 +127,7 @@ class TensorBoard:
             from tensorboardX.proto.summary_pb2 import Summary
         except ImportError:
             raise ConfigError(
-                f"--log-to tensorboard:{folder}: `pip install 'dilocox-peer[tensorboard]'` brings what writes it"
+                f"--log-to tensorboard:{folder}: `{pip_install('tensorboard')}` brings what writes it"
             ) from None
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.extras import pip_install
 
 ASSISTANT = "assistant"
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -76,7 +77,7 @@ class ChatTemplate:
             from jinja2.ext import loopcontrols
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
-            raise ConfigError("`pip install 'dilocox-peer[data]'` brings what reads chat templates") from None
+            raise ConfigError(f"`{pip_install('data', 'jinja2')}` brings what reads chat templates") from None
 
         def refuse(reason: str) -> None:
             raise TemplateError(reason)

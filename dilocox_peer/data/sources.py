@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from dilocox_peer.data.chat import NoConversation, Spans, Writer
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.extras import pip_install
 
 Text = npt.NDArray[np.uint8]
 
@@ -358,7 +359,7 @@ def _jsonl_zst(path: Path, column: str, left_out: _LeftOutOf) -> Iterator[tuple[
     try:
         import zstandard
     except ImportError:
-        raise ConfigError(f"{path}: `pip install 'dilocox-peer[data]'` brings what reads zstd") from None
+        raise ConfigError(f"{path}: `{pip_install('data', 'zstandard')}` brings what reads zstd") from None
     try:
         with path.open("rb") as file:
             yield from _jsonl(_lines(_Frames(file, zstandard.ZstdDecompressor()), path), path, column, left_out)
@@ -405,7 +406,7 @@ def _tables(path: Path, column: str, columns: "_Columns", *, is_text: bool) -> I
     try:
         import pyarrow
     except ImportError:
-        raise ConfigError(f"{path}: `pip install 'dilocox-peer[data]'` brings what reads parquet and arrow") from None
+        raise ConfigError(f"{path}: `{pip_install('data', 'pyarrow')}` brings what reads parquet and arrow") from None
     is_empty = True
     try:
         for values in columns(pyarrow, path, column, is_text):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from dilocox_peer.data.chat import Spans
 from dilocox_peer.data.word_cache import WordCache
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.extras import pip_install
 from dilocox_peer.manifest import BYTES, NUM_BYTES, DataSection
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
@@ -115,7 +116,7 @@ class JsonTokenizer:
             import tokenizers
         except ImportError:
             raise ConfigError(
-                "this run's text is cut by a tokenizer.json: `pip install 'dilocox-peer[data]'` brings what reads it"
+                f"this run's text is cut by a tokenizer.json: `{pip_install('data', 'tokenizers')}` brings what reads it"
             ) from None
         with _told(f"{source} is no tokenizer.json"):
             inner = self._inner = tokenizers.Tokenizer.from_buffer(content)

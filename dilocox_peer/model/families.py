@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.extras import pip_install
 
 TINY_LAYERS = 4
 MAX_LAYERS = 1024
@@ -65,7 +66,7 @@ def library() -> Any:
         import transformers
     except ImportError:
         raise ConfigError(
-            "this run's model is a published one, and `transformers` is not installed: pip install 'dilocox-peer[models]'"
+            f"this run's model is a published one, and `transformers` is not installed: {pip_install('models')}"
         ) from None
     quiet: Any = transformers.logging.set_verbosity_error
     quiet()

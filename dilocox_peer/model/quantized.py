@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.extras import pip_install
 
 _BLOCKS: Final = {8: 256, 4: 64}  # values that share a float32 scale
 
@@ -30,7 +31,7 @@ def library() -> Any:
     except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:120]
         raise ConfigError(
-            f"--base-bits needs bitsandbytes ({reason}): `pip install 'dilocox-peer[quantized]'`, or leave it out"
+            f"--base-bits needs bitsandbytes ({reason}): `{pip_install('quantized')}`, or leave it out"
         ) from None
     finally:
         logging.disable(before)

@@ -233,7 +233,7 @@ def test_few_bits_are_refused_where_they_cannot_be(tmp_path: Path, monkeypatch):
     with pytest.raises(ConfigError, match="--base-bits 4: this run trains all parameters; leave it out"):
         check_bits(manifest_of(tmp_path, lora_rank=None), 4)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r"needs bitsandbytes .*: `pip install 'dilocox-peer\[quantized\]'`"):
+    with pytest.raises(ConfigError, match=r"needs bitsandbytes .*: `pip install 'bitsandbytes>=0\.48'`"):
         check_bits(manifest, 4)
 
 

@@ -79,5 +79,5 @@ def test_what_cannot_be_scored_is_one_line(folder: Path, monkeypatch):
     with pytest.raises(ConfigError, match="either --data or --tasks"):
         evaluate(folder, "--tasks", "arc_easy", "--data", str(folder / "config.json"))
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(ConfigError, match=r"pip install 'dilocox-peer\[harness\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'lm-eval\[hf\]>=0\.4\.9'"):
         evaluate(folder, "--tasks", "arc_easy")

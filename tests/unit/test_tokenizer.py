@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused_in_one_line(content, changed, vocab_size, 
 
 def test_the_extra_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match=r"pip install 'dilocox-peer\[data\]'"):
+    with pytest.raises(ConfigError, match=r"`pip install 'tokenizers>=0\.20'`"):
         JsonTokenizer(bpe_file())
 
 
