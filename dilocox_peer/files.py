@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -176,6 +177,30 @@ def sweep_parts(folder: Path) -> None:
         if not leftover.name.startswith(_OURS):
             with suppress(OSError):
                 leftover.unlink()
+
+
+def give_to_owner(folder: Path) -> None:
+    """What root has made below folder goes to whom folder belongs to: a service's home is of another user, who could not open or replace it. Raises OSError
+    where folder is not there."""
+    owner = folder.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        return
+    for _, _, names, at in os.fwalk(folder):
+        for name in (".", *names):
+            with suppress(OSError):  # a link, a socket, or gone
+                _give(name, at, owner)
+
+
+def _give(name: str, at: int, owner: os.stat_result) -> None:
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+    try:
+        found = os.fstat(file)
+        # With a second name it may be root's own, which that user has linked there.
+        is_alone = stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)
+        if found.st_uid == 0 and is_alone:
+            os.fchown(file, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(file)
 
 
 def fsync_folder(folder: Path) -> None:

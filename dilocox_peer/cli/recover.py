@@ -15,6 +15,7 @@ from dilocox_peer.cli.flags import RecoverFlags
 from dilocox_peer.cli.home import PeerHome, owner_key_path
 from dilocox_peer.cli.visit import Say
 from dilocox_peer.errors import ConfigError
+from dilocox_peer.files import give_to_owner
 from dilocox_peer.peer.control import is_answered, socket_path
 from dilocox_peer.peer.identity import Identity, read_key
 from dilocox_peer.signing import SigningKey, verify
@@ -45,8 +46,11 @@ def run_recover(flags: RecoverFlags, say: Say = typer.echo) -> None:
         raise ConfigError(f"{what} of this peer begins with {flags.tip!r}: `dilocox-peer recover` lists them")
     if is_answered(socket_path(home.folder)):
         raise ConfigError(f"this peer is running: `dilocox-peer leave{home.name_flag}` first, then recover")
-    with Identity.open(home.identity_path) as identity, home.owned():
-        _go_back(*chosen[0], flags, identity, say)
+    try:
+        with Identity.open(home.identity_path) as identity, home.owned():
+            _go_back(*chosen[0], flags, identity, say)
+    finally:
+        give_to_owner(home.folder)  # root may call this at a service's home
 
 
 def _kept(home: PeerHome, run: str) -> "list[tuple[Path, LeftBranch]]":
