@@ -7,11 +7,13 @@ repeat, whose default counts when it is not given.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, is_dataclass
 from types import GenericAlias
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.flags import Flag, Positional
@@ -19,8 +21,33 @@ from dilocox_peer.flags import Flag, Positional
 PREFIX = "DILOCOX"  # of the environment variables
 MAX_FLOAT = 1e9  # of any flag, whatever its unit: what is more overflows where it is turned into bytes or times
 
+MAX_USAGE_CHARS = 500  # of what is said about an argument, which may be a whole file by mistake
+_UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own copy of it
+
 T = TypeVar("T")
 Run = Callable[[T], None]
+
+
+class Commands(TyperGroup):
+    """The program's commands. What was typed wrong is told without all of an argument that has no end."""
+
+    def make_context(self, *arguments: Any, **named: Any) -> Any:
+        with _cut_short():
+            return super().make_context(*arguments, **named)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _cut_short():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _cut_short() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        if len(error.message) > MAX_USAGE_CHARS:
+            error.message = f"{error.message[:MAX_USAGE_CHARS]}..."
+        raise
 
 
 def command(app: typer.Typer, *, hidden: bool = False) -> Callable[[Run[T]], Run[T]]:

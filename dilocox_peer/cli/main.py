@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from dilocox_peer import __version__
-from dilocox_peer.cli.command import PREFIX, command
+from dilocox_peer.cli.command import PREFIX, Commands, command
 from dilocox_peer.cli.config_file import read_config
 from dilocox_peer.cli.flags import (
     BootstrapFlags,
@@ -50,6 +50,7 @@ def with_dashes(flag: str) -> str:
 
 app = typer.Typer(
     name="dilocox-peer",
+    cls=Commands,
     help="Train one language model together with others, over ordinary internet links.",
     no_args_is_help=True,
     add_completion=False,

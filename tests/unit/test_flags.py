@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
+from typer.testing import CliRunner
 
 from dilocox_peer.cli.main import app
 
@@ -57,6 +59,15 @@ def _default(parameter: Any) -> object:
 
 def test_no_flag_changes_unseen():
     assert listing() == GOLDEN.read_text(), "a flag has changed: if it was meant to, write the list anew and say so"
+
+
+@pytest.mark.parametrize(
+    "typed", [["{}"], ["--{}"], ["join", "a", "{}"], ["join", "--{}"], ["join", "a", "--threads", "{}"]]
+)
+def test_an_argument_without_an_end_is_told_with_its_beginning(typed: list[str]) -> None:
+    told = CliRunner().invoke(app, [each.format("x" * 70_000) for each in typed])
+    assert told.exit_code == 2
+    assert 100 < len(told.output) < 2000
 
 
 if __name__ == "__main__":
