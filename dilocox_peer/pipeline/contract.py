@@ -30,7 +30,6 @@ class HopTiming:
     overdue_cap_s: float = 600.0
     mad_factor: float = 6.0
     patient_probes: int = 3  # a callee says so often that it works on an overdue one; then it goes elsewhere
-    idle_step_s: float = 2.0  # without work and with completed micro-batches: step what there is
     refused_s: float = 1.0  # a callee that refused is left alone for so long
     unused_grant_s: float = 120.0  # a slot whose body does not come is taken back
     leaving_s: float = 60.0  # a callee that leaves is left alone for so long

@@ -123,7 +123,6 @@ class Scheduler:
         self._next_index = 0
         self._issued = 0  # in this training round
         self._sweep_at = now + timing.sweep_s
-        self._idle_since = self._idle_due = math.inf  # due: whoever computes should ask again, if it is not held
 
         self.completed_total = 0  # at an origin: micro-batches that came back, each once
         self.executed_total = 0  # backwards and turns computed here
@@ -241,7 +240,7 @@ class Scheduler:
 
     def deadline(self) -> float:
         """When Tick is wanted."""
-        return min(self._known.status_at, self._sweep_at, self.callers.grant_at, self._idle_due)
+        return min(self._known.status_at, self._sweep_at, self.callers.grant_at)
 
     # ---- inputs ----
 
@@ -265,8 +264,6 @@ class Scheduler:
             self._sweep_at = now + self._timing.sweep_s
             self._calls.sweep()
             self.callers.sweep()
-        if now >= self._idle_due:
-            self._idle_due = now + self._timing.idle_step_s
 
     def _received(self, received: HopReceived) -> None:
         peer, message = received.peer, received.message
@@ -328,15 +325,11 @@ class Scheduler:
         out = self._desk.open(now)
         work = self._choose_work()
         self._running = work
-        if work is not None:
-            self._idle_since = self._idle_due = math.inf
-        elif self._idle_since == math.inf and self.versions.partial_step_is_possible:
-            self._idle_since, self._idle_due = now, now + self._timing.idle_step_s
         return work, out
 
     def _choose_work(self) -> Work | None:
         versions = self.versions
-        if versions.step_is_due or self._partial_step_is_due():
+        if versions.step_is_due:
             return StepNow(versions.take_step())
         if versions.publish_is_due:
             versions.take_publish()
@@ -353,13 +346,6 @@ class Scheduler:
             self._was_backward = True
             return self._start_backward(flight)
         return None if self._was_backward else self._start_forward()
-
-    def _partial_step_is_due(self) -> bool:
-        """Nothing to do for a while, and something completed. Asked before other work is looked for, so that a
-        micro-batch that comes at that very moment goes first."""
-        if self._desk.now < self._idle_since + self._timing.idle_step_s:
-            return False
-        return self.versions.partial_step_is_possible and not self.callers.has_ready()
 
     def _start_forward(self) -> Work | None:
         if not self.versions.may_admit:

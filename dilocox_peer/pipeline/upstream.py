@@ -314,10 +314,6 @@ class Upstream:
 
     # ---- what is computed for them ----
 
-    def has_ready(self) -> bool:
-        """Whether a body waits to be computed."""
-        return any(flight.state is State.READY for _, flight in self.ready)
-
     def take_ready(self, busy: Container[MicroBatchId]) -> Flight | None:
         """A flight whose body is here and whose id is not among the busy ones: of the caller that was served longest ago, so that none takes
         more than its part by asking for more; of its flights the one granted first."""

@@ -59,10 +59,6 @@ class Versions:
         return self._old == 0 if self.mode == "carry" else self.in_flight == 0
 
     @property
-    def partial_step_is_possible(self) -> bool:
-        return self.completed > 0 and self.in_flight == 0
-
-    @property
     def publish_is_due(self) -> bool:
         return self._is_shifted and self._old == 0
 

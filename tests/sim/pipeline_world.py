@@ -279,8 +279,9 @@ class Node:
                 assert isinstance(body, Toy)
                 self.feed(BackwardDone(id_, Toy(self.gradient(body.name), size), 1.0, seconds))
             case StepNow(micro_batches):
-                if micro_batches < 1:
-                    raise Violation(f"{self.peer}: a step of nothing")
+                accumulate = self.world.settings.accumulate
+                if micro_batches < accumulate:
+                    raise Violation(f"{self.peer}: a step of {micro_batches} micro-batches, not of {accumulate}")
                 self._make_version()
                 self.feed(Stepped(seconds))
             case Publish():

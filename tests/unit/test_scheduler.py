@@ -421,18 +421,37 @@ def test_a_step_takes_all_completed_ones_and_makes_a_version() -> None:
     assert bench.machine.versions.current == 1
 
 
-def test_a_partial_batch_is_stepped_after_two_seconds_without_work() -> None:
-    bench = last(accumulate=10)
-    bench.take(1)
-    work, _ = bench.work()
-    assert work is not None
-    bench.feed(BackwardDone(id_of(1), b"dx", 1.0, 0.1))
-    assert bench.work()[0] is None
-    bench.tick(1.9)
-    assert bench.work()[0] is None
-    assert bench.machine.deadline() <= 2.0
-    bench.tick(0.1)
-    assert bench.work()[0] == StepNow(1)
+@pytest.mark.parametrize("mode", ["carry", "flush"])
+def test_micro_batches_that_come_slowly_make_steps_of_no_fewer(mode: Literal["carry", "flush"]) -> None:
+    """Two seconds without work made a step of what there was: of one micro-batch, where they come more slowly than that."""
+    bench = last(accumulate=3, mode=mode)
+    for index in range(1, 7):
+        bench.take(index)
+        work, _ = bench.work()
+        assert isinstance(work, Turn)
+        bench.feed(BackwardDone(work.id, b"dx", 1.0, 0.1))
+        if index % 3:
+            assert bench.work()[0] is None
+        bench.tick(100.0)
+        work, _ = bench.work()
+        assert work == (None if index % 3 else StepNow(3))
+        if work is not None:
+            bench.feed(Stepped(0.1))
+
+
+def test_what_is_left_of_an_origin_that_is_gone_is_in_the_next_step() -> None:
+    bench = last(accumulate=3).link(UP2)
+    for index, caller in ((1, UP), (2, UP), (3, UP2)):
+        bench.take(index, caller)
+        work, _ = bench.work()
+        assert isinstance(work, Turn)
+        bench.feed(BackwardDone(work.id, b"dx", 1.0, 0.1))
+        if index == 2:
+            bench.feed(Unlinked(UP))
+            bench.feed(Rounds(2, 1))
+            bench.tick(10_000.0)
+            assert bench.work()[0] is None
+    assert bench.work()[0] == StepNow(3)
 
 
 def test_a_shift_is_published_at_once_when_nothing_is_in_flight() -> None:

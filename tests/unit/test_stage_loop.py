@@ -143,8 +143,8 @@ class Pipe:
             self.benches[stage].tell(contract.Linked(PeerId(f"peer{stage + 1}"), stage + 1))
             self.benches[stage + 1].tell(contract.Linked(PeerId(f"peer{stage}"), stage))
 
-    def run(self, *, order: random.Random | None = None) -> None:
-        """Until nobody has anything to do."""
+    def run(self, *, order: random.Random | None = None, pause_s: float = 0.0) -> None:
+        """Until nobody has anything to do. pause_s: after each work the last stage asks twice for one, so long after the other."""
         while True:
             while self.wire:
                 sender, receiver, message, body = self.wire.popleft()
@@ -160,6 +160,9 @@ class Pipe:
                 order.shuffle(loops)
             if not any(loop.train_on() for loop in loops) and not self.wire:
                 return
+            for _ in range(2 if pause_s else 0):
+                self.now += pause_s
+                self.loops[-1].train_on()
 
     def parameters(self) -> dict[str, torch.Tensor]:
         found: dict[str, Any] = {}
@@ -191,6 +194,19 @@ def test_a_forward_and_its_backward_use_the_same_weights_in_carry(seed: int):
     pipe.run(order=random.Random(seed))
     assert [loop.progress.micro_batches for loop in pipe.loops] == [60, 60, 60]
     assert all(len(loop.passes) == 0 for loop in pipe.loops)
+
+
+@pytest.mark.parametrize("schedule", ["carry", "flush"])
+def test_stages_make_as_many_steps_however_slow_they_are(schedule: str):
+    """A later stage made one after each micro-batch, and moved three times as far as its origins."""
+    moved = []
+    for pause_s in (0.0, 60.0):
+        pipe = Pipe(manifest_of(2, schedule=schedule), limit=16)
+        pipe.run(pause_s=pause_s)
+        assert [loop.optimizer.steps_done for loop in pipe.loops] == [4, 4]
+        moved.append(pipe.parameters())
+    if schedule == "flush":
+        assert all(torch.equal(moved[0][name], moved[1][name]) for name in moved[0])
 
 
 def test_a_shift_while_forwards_are_out_reaches_the_weights_and_every_snapshot():
