@@ -179,6 +179,23 @@ def test_a_caller_of_which_most_is_too_strong_breaks_the_protocol(middle: Middle
         send(24)
 
 
+def test_the_first_caller_of_a_peer_neither_has_the_others_refused_for_ever_nor_blamed(middle: MiddlePeer):
+    """Its four bodies of next to nothing were usual from then on, and honest callers lost their links, one after the other."""
+    body = BodyFormat.of(manifest_of(4, schedule="carry"))
+    refused = list[str]()
+    for caller, strength, count in (("a", 0.01, 4), ("b", 1.0, 12), ("c", 1.0, 12), ("d", 1.0, 12)):
+        middle.bench.take_in(contract.Linked(PeerId(caller), 1))
+        activations = body.pack_hidden(strength * torch.ones(body.batch, body.tokens, body.width))
+        activations += body.pack_targets(torch.zeros(body.batch, body.tokens, dtype=torch.int64))
+        for index in range(count):
+            id_ = MicroBatchId(PeerId(f"{caller}head"), 1, index)
+            middle.hear(caller, Reserve(*id_, index, 1))
+            middle.hear(caller, Step(*id_, index, 1, 8), activations)
+            middle.flush()
+            refused += [caller] if (PeerId(caller), Refuse(*id_, index, "not taken")) in middle.sent else []
+    assert refused == [*"bbbbbbbbbbbb", *"cccc"], "until two say it, of three"
+
+
 def test_what_of_a_hostile_callers_micro_batches_is_too_strong_ends_no_callees_link(middle: MiddlePeer):
     """Each callee's is: once most of that caller's have come to nothing, the callee's own record is left alone."""
     body = BodyFormat.of(manifest_of(4, schedule="carry"))

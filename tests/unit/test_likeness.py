@@ -231,3 +231,62 @@ def test_what_a_peer_sent_is_forgotten_with_its_link() -> None:
         likeness.forget(stranger)
     for peer in HONEST[:2]:
         assert likeness.why_not(peer, 0.01, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("refuses_weak", "first"), [(True, 1e-3), (True, 1e4), (False, 1e-9)], ids=["weak", "strong", "weak gradients"]
+)
+def test_the_first_that_sends_does_not_have_all_others_refused(refuses_weak: bool, first: float) -> None:
+    likeness, rng = Likeness("what is sent", refuses_weak=refuses_weak), random.Random(6)
+    for _ in range(LEAST_SEEN):
+        assert likeness.why_not(LIAR, first, 0.0) is None
+    refused = []
+    for second in range(2 * int(FRESH_S)):
+        likeness.why_not(LIAR, first, float(second))
+        for peer in HONEST:
+            if likeness.why_not(peer, rng.lognormvariate(0.0, 0.3), float(second)) is not None:
+                refused.append(second)
+            else:
+                assert likeness.halvings(peer, 1.0, float(second)) == 0
+    assert max(refused) < 2 * LEAST_SEEN
+
+
+def test_one_that_sends_while_nobody_else_does_has_none_refused_for_long_that_come_back() -> None:
+    likeness = seen(HONEST, random.Random(7))
+    now = 2 * FRESH_S
+    for _ in range(LEAST_SEEN):
+        assert likeness.why_not(LIAR, 1e-9, now) is None
+    for peer in HONEST:
+        likeness.why_not(peer, 0.01, now)
+    for peer in HONEST:
+        assert likeness.why_not(peer, 0.01, now) is None
+
+
+@pytest.mark.parametrize("strength", [1e-6, 1e4])
+def test_what_most_claim_has_nobody_refused_and_does_not_become_usual(strength: float) -> None:
+    likeness = seen(HONEST[:1], random.Random(8))
+    newcomers = [PeerId(f"new {number}") for number in range(5)]
+    for second in range(100):
+        for peer in newcomers:
+            likeness.why_not(peer, strength, float(second))
+        assert likeness.why_not(HONEST[0], 0.01, float(second)) is None
+        assert likeness.why_not(HONEST[1], 0.01, float(second)) is None
+    for peer in newcomers:
+        likeness.forget(peer)
+    assert likeness.why_not(LIAR, 1e4, 100.0) is not None
+
+
+def test_what_two_claim_of_four_is_not_taken() -> None:
+    likeness = seen(HONEST[:2], random.Random(9))
+    for second in range(20):
+        for number in range(2):
+            assert likeness.why_not(PeerId(f"new {number}"), 1.0, float(second)) is not None
+        for peer in HONEST[:2]:
+            assert likeness.why_not(peer, 0.01, float(second)) is None
+
+
+def test_one_word_against_another_is_no_agreement() -> None:
+    likeness = seen(HONEST[:1], random.Random(10))
+    assert likeness.is_agreed(HONEST[0], 0.0)
+    assert not likeness.is_agreed(LIAR, 0.0)
+    assert seen(HONEST[:2], random.Random(10)).is_agreed(LIAR, 0.0)

@@ -84,7 +84,8 @@ class Exchange:
 
     def take(self, peer: PeerId, raw: bytes, body: memoryview, wire_s: float) -> None:
         """A frame of a neighbour, which took wire_s to come in. Raises ProtocolError, and takes nothing of it then, but that its body was refused. A body that
-        is refused for its strength breaks the protocol only where most of its sender's are: it may have passed on what another began with."""
+        is refused for its strength breaks the protocol only where most of its sender's are, by what more than one other sends: it may have passed on what
+        another began with."""
         if peer in self.banned:
             raise ProtocolError(peer, "the run's owner has banned it")
         if self._admission is not None:  # it was let in when it greeted; it may have been put out since
@@ -107,7 +108,7 @@ class Exchange:
                 else:
                     is_anothers = self._bench.is_doubted(last.id)  # before it is given up
                     self._bench.take_in(contract.GradRefused(peer, last, is_unlike))
-                if is_unlike and (is_anothers or not self._likes.fruitless(peer)):
+                if is_unlike and (is_anothers or not self._is_agreed(peer, last) or not self._likes.fruitless(peer)):
                     self._tell_unlike(peer, reason)
                     return
                 raise ProtocolError(peer, reason)
@@ -152,6 +153,11 @@ class Exchange:
         if isinstance(message, Grad):
             self._remember_halvings(peer, message.id, halvings)
         return None, halvings
+
+    def _is_agreed(self, peer: PeerId, message: Step | Grad) -> bool:
+        """Whether more than one other says what is usual: else it is one's word against another's, and the one that came first may be who lies."""
+        likeness = self._activations if isinstance(message, Step) else self._gradients
+        return likeness.is_agreed(peer, time.monotonic())
 
     def _remember_halvings(self, peer: PeerId, micro_batch: MicroBatchId, halvings: int) -> None:
         """Of its last answer that was awaited: it may have answered another call for the same micro-batch before."""
