@@ -481,7 +481,7 @@ class Downstream:
         if flight.output is not None:
             self._check(flight, peer, flight.output, body)
         flight.state = State.RETURNED
-        flight.body, flight.output, flight.loss = body, None, message.loss
+        flight.body, flight.output, flight.loss = body, None, self._known.told_loss(peer, message.loss)
         desk.mark(flight, "grad")
         heapq.heappush(self._returned, (flight.call, flight))
 

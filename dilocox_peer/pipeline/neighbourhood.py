@@ -24,6 +24,7 @@ from dilocox_peer.pipeline.routes import (
     planned_on,
 )
 from dilocox_peer.pipeline.slots import Slots, num_slots, origin_window
+from dilocox_peer.pipeline.told_losses import ToldLosses
 from dilocox_peer.pipeline.versions import Mode
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.declared import replaced
@@ -85,6 +86,7 @@ class Neighbourhood:
         self._stage0_certified = 0
         self._news_at = float("-inf")  # when what changes may be told again at once
         self._told: tuple[int, int, int, int] | None = None
+        self._losses = ToldLosses()
         self._forward_s: deque[float] = deque(maxlen=SERVICE_FROM)
         self._backward_s: deque[float] = deque(maxlen=SERVICE_FROM)
         self._service_s = 0.0
@@ -183,6 +185,10 @@ class Neighbourhood:
         self._update_behind()
         if is_new:
             self.replan("round", is_wanted=True)
+
+    def told_loss(self, peer: PeerId, loss: float) -> float:
+        """What a callee tells with a gradient; NaN if that of most of its is another than the other callees'."""
+        return self._losses.heard(peer, loss, among=self.callees)
 
     def heard_behind(self, callee: Callee, behind: int) -> None:
         """A gradient says it too."""

@@ -23,13 +23,13 @@ MAX_MESSAGES = 64
 MAX_HOPS_BYTES = 32 * 1024  # 64 messages with the longest ids are about 8 KB
 MAX_WINDOW = 1 << 16
 LEAST_SECONDS, MAX_SECONDS = 1e-9, 1e6  # beside 0; below, speeds and their quotients would not be finite
-MAX_LOSS = 1e6
+MAX_LOSS = 1e3  # nats a target: a uniform guess among a million tokens has 14
 
 LetteredPeer = Annotated[PeerId, Meta(min_length=1, max_length=MAX_PEER_CHARS, pattern=r"^[A-Za-z0-9]+\Z")]
 Window = Annotated[int, Meta(ge=1, le=MAX_WINDOW)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Part = Annotated[float, Meta(ge=0, le=1)]
-FiniteLoss = Annotated[float, Meta(ge=-MAX_LOSS, le=MAX_LOSS)]
+ToldLoss = Annotated[float, Meta(ge=0, le=MAX_LOSS)]
 Reason = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
 
 
@@ -81,7 +81,7 @@ class Grad(Call, frozen=True, tag=4):
     """The gradient of a Step's activations, in the body. behind: the lowest certified round of the stages from the
     sender's on. told_loss: None where it is not finite, or beyond MAX_LOSS."""
 
-    told_loss: FiniteLoss | None
+    told_loss: ToldLoss | None
     behind: Number
 
     @property
@@ -144,7 +144,7 @@ _HEADER = Parser[tuple[HopMessage, ...]](
 
 def tellable(loss: float) -> float | None:
     """loss as a Grad tells it."""
-    return float(loss) if abs(loss) <= MAX_LOSS else None
+    return float(loss) if 0 <= loss <= MAX_LOSS else None
 
 
 def has_body(message: HopMessage) -> bool:

@@ -1,5 +1,6 @@
 """One test per rule of the scheduler; the simulator (tests/sim) plays them together."""
 
+import math
 import random
 from collections import Counter
 from typing import Any, Literal
@@ -535,6 +536,25 @@ def test_the_first_gradient_wins_later_ones_are_acknowledged_and_dropped() -> No
     assert isinstance(done, MicroBatchDone)
     assert done.loss == 1.0
     assert bench.machine.completed_total == 1
+
+
+def test_a_loss_that_one_callee_tells_otherwise_than_two_others_does_not_count() -> None:
+    bench, third = origin(accumulate=1000).link(DOWN2), PeerId("down3")
+    bench.feed(Linked(third, 1))
+    done: dict[PeerId, list[float]] = {DOWN: [], DOWN2: [], third: []}
+    for _ in range(32):
+        calls = [bench.call() for _ in range(3)]
+        bench.feed(Hold(is_held=True))
+        for id_, callee, call in calls:
+            bench.get(callee, Grad(*id_, call, 0.01 if callee == DOWN else 4.0, 0), b"dy")
+            work, _ = bench.work()
+            assert isinstance(work, Backward)
+            done[callee].append(work.loss)
+            bench.feed(BackwardDone(id_, None, 0.0, 0.1))
+        bench.feed(Hold(is_held=False))
+    assert all(len(losses) >= 16 for losses in done.values()), {peer: len(each) for peer, each in done.items()}
+    assert math.isnan(done[DOWN][-1])
+    assert done[DOWN2][-1] == done[third][-1] == 4.0
 
 
 def test_a_gradient_of_a_callee_that_never_had_the_body_is_not_taken() -> None:

@@ -24,7 +24,8 @@ from dilocox_peer.peer.training.stage_loop import StageLoop
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.scheduler import Scheduler
 from dilocox_peer.types import PeerId
-from dilocox_peer.wire.hops import Grad, Refuse, Step
+from dilocox_peer.wire.declared import replaced
+from dilocox_peer.wire.hops import MAX_LOSS, Grad, Refuse, Step
 from tests.cut_runs import corpus as letters
 from tests.cut_runs import manifest_of, one_model
 
@@ -126,6 +127,7 @@ class Pipe:
         self.refused: list[Refuse] = []
         self.gradients: list[Any] = []  # of Grads
         self.distort: Callable[[int, Any], Any] = lambda number, body: body  # of the Steps, by their number
+        self.told: float | None = None  # what the last stage tells as its loss; None: what it is
         stages = range(manifest.stages.count)
         self.benches = [Bench(self, stage, manifest) for stage in stages]
         self.loops = [
@@ -152,6 +154,8 @@ class Pipe:
                     self.benches[int(sender[4:])].tell(contract.StepSent(receiver, message))
                     body = self.distort(len(self.bodies), body)
                 self.gradients += [body] if isinstance(message, Grad) else []
+                if isinstance(message, Grad) and self.told is not None:
+                    message = replaced(message, told_loss=self.told)
                 self.bodies += [body] if isinstance(message, Step) else []
                 self.refused += [message] if isinstance(message, Refuse) else []
                 self.benches[int(receiver[4:])].tell(contract.HopReceived(sender, message, body))
@@ -207,6 +211,18 @@ def test_stages_make_as_many_steps_however_slow_they_are(schedule: str):
         moved.append(pipe.parameters())
     if schedule == "flush":
         assert all(torch.equal(moved[0][name], moved[1][name]) for name in moved[0])
+
+
+def test_a_told_loss_counts_no_more_than_four_times_a_guess():
+    """Nobody can check it, and one such made the mean what it liked."""
+    manifest = manifest_of(2, schedule="carry")
+    pipe = Pipe(manifest, limit=4)
+    pipe.told = MAX_LOSS
+    pipe.run()
+    most = 4 * math.log(BodyFormat.of(manifest).vocab_size)
+    assert pipe.loops[0].progress.train_loss == pytest.approx(most)
+    assert pipe.loops[0].close().train_loss == pytest.approx(most)
+    assert pipe.loops[1].progress.train_loss < 0.5 * most
 
 
 def test_a_shift_while_forwards_are_out_reaches_the_weights_and_every_snapshot():

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from dilocox_peer.model.frozen import FrozenBase
 
 
+MOST_LOSS = 4.0
+"""Times what a uniform guess has: more of a told loss is not counted, which nobody can check, and it shows all the same that training diverges."""
+
+
 class WorkBench(Protocol):
     """Where work comes from and results go; every call returns at once."""
 
@@ -121,6 +125,7 @@ class StageLoop:
         self._in_gradient = 0.0
         self._book = RoundBook(manifest, clock, timetable)
         self._left_out = LeftOutInARow(precision)
+        self._most_loss = MOST_LOSS * math.log(self._body.vocab_size)
         self._held = False
         self._told = (-1, -1, 0)
         self._publish()
@@ -217,7 +222,8 @@ class StageLoop:
             self._leave_out(error)
             return None
         self._in_gradient += counted
-        self._book.done(work.loss, time.perf_counter() - started, counted)
+        told = self._most_loss if work.loss > self._most_loss else work.loss  # NaN stays
+        self._book.done(told, time.perf_counter() - started, counted)
         return gradient
 
     def _leave_out(self, error: FloatingPointError) -> None:
