@@ -7,19 +7,20 @@ import msgspec
 import pytest
 
 from dilocox_peer.peer.rounds.ballots import Ballots
-from dilocox_peer.peer.rounds.chain import MAX_VIEWS
+from dilocox_peer.peer.rounds.chain import MAX_VIEWS, vote_for
 from dilocox_peer.peer.rounds.contract import Action, Closed, Input, Send
 from dilocox_peer.peer.rounds.drafting import Drafts
 from dilocox_peer.peer.rounds.jury import MAX_JUMP
+from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.rounds.view_changes import ViewChanges
 from dilocox_peer.types import Digest, PeerId
-from dilocox_peer.wire.chain import MAX_QUANTITY, Entry, Report, Result, Value
+from dilocox_peer.wire.chain import MAX_QUANTITY, Entry, Report, Result, Value, acceptance
 from dilocox_peer.wire.rounds import Ack, Message, Nack, Prepare, Promise, Propose
 
 from .test_sybils import HOUR_US, found, machine_of
 from .test_takeover import machine_with
 from .test_withheld import Withholding
-from .world import Node, World
+from .world import Node, World, sign_as
 
 HOSTILE = PeerId("p03")
 
@@ -137,8 +138,12 @@ def test_a_certificate_whose_view_is_out_of_reach_is_refused() -> None:
     assert place.why_not(value, place.view + MAX_VIEWS + 1, 64) == f"view {MAX_VIEWS + 1} called in view 0"
 
 
+def _is_newcomer(peer: PeerId) -> bool:
+    return peer.startswith("n")
+
+
 class _Hasty(ViewChanges):
-    """The hostile one writes a view change of itself alone before the others may write theirs."""
+    """The hostile one writes a view change of itself and what newcomers there are before the others may write theirs."""
 
     def advance(self, now: float) -> list[Action]:
         seat, since = self._seat, self._lost_since
@@ -149,24 +154,23 @@ class _Hasty(ViewChanges):
             or now < since + self.patience_s / 2 + 0.3
         ):
             return super().advance(now)
-        number, value = seat.place.view + 1, seat.place.view_change([HOSTILE])
+        roster = [peer for peer in seat.place.roster if peer == HOSTILE or _is_newcomer(peer)]
+        number, value = seat.place.view + 1, seat.place.view_change(roster)
         votes = seat.vote(view_change_signed=number, view_change=value)
-        signature = seat.signature(value, view=number, ballot=0)
-        self.certificate = seat.certificate(value, {HOSTILE: signature}, view=number, ballot=0)
+        said = acceptance(seat.place.stage, seat.place.head, number, 0, value)
+        signatures = {peer: vote_for(said, int(1000 * now), sign_as(peer)) for peer in roster}
+        self.certificate = seat.certificate(value, signatures, view=number, ballot=0)
         return [votes]
 
 
 class _Alone(Drafts):
-    """And stays alone in its roster."""
+    """And they stay alone in its roster."""
 
     def _value(self, entries: list[Entry], now: float, results: tuple[Result, ...] = ()) -> Value:  # type: ignore[override]
         value = super()._value(entries, now, results)
-        is_alone = self._seat.me == HOSTILE == self._seat.place.roster[-1]
-        return (
-            msgspec.structs.replace(value, roster=(HOSTILE,))
-            if is_alone and len(self._seat.place.roster) == 1
-            else value
-        )
+        crowd = tuple(peer for peer in value.roster if peer == HOSTILE or _is_newcomer(peer))
+        is_alone = self._seat.me in crowd and self._seat.place.roster[0] == HOSTILE
+        return msgspec.structs.replace(value, roster=crowd) if is_alone else value
 
 
 @pytest.mark.parametrize(("voters", "lost", "seed"), [(7, 4, 1), (7, 4, 2), (9, 5, 3), (8, 5, 1)])
@@ -188,6 +192,44 @@ def test_of_those_whom_a_lost_quorum_leaves_one_alone_does_not_take_the_run(vote
     for node in left:
         assert machine_of(node).round > began + 10
         assert {each.peer for each in left} <= set(machine_of(node).roster)
+
+
+def _open_run(machine: type[RoundMachine], founders: int, newcomers: int) -> tuple[World, list[Node]]:
+    """With its founders, when the newcomers sit in the roster."""
+    world = World(1, founders, machine=machine)
+    nodes = found(world)
+    assert world.run(60.0, stop=lambda: machine_of(nodes[0]).round >= 1)
+    world.start_peers = 1
+    for number in range(newcomers):
+        world.add_node(PeerId(f"n{number:02d}")).start(sorted(world.nodes))
+    assert world.run(world.now + 120.0, stop=lambda: set(machine_of(nodes[0]).roster) == set(world.nodes))
+    return world, nodes
+
+
+def _lose(nodes: Collection[Node]) -> None:
+    for node in nodes:
+        node.crash()
+        node.gone_for_good = True
+
+
+class _WhenOn(_Hasty):
+    is_on = False
+
+    def advance(self, now: float) -> list[Action]:
+        return super().advance(now) if _WhenOn.is_on else ViewChanges.advance(self, now)
+
+
+def test_newcomers_without_a_vote_do_not_make_one_voter_more_than_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With three that it had seated it was more than the two that were left, who went along; no founder was in a roster again."""
+    world, founders = _open_run(machine_with(_Alone, view_changes=_WhenOn), 6, 3)
+    monkeypatch.setattr(_WhenOn, "is_on", True)
+    _lose(founders[:3])
+    left = founders[4:]
+    began = machine_of(left[0]).round
+    world.run(world.now + 120.0)
+    for node in left:
+        assert machine_of(node).round > began + 10
+        assert {each.peer for each in left} <= set(machine_of(node).voters)
 
 
 class _Apart(Ballots):

@@ -137,13 +137,15 @@ class ViewChanges:
         return self._lost_since is not None and now - self._lost_since >= self._degrade_s() / 2
 
     def has_more_here(self, others: Collection[PeerId], now: float) -> bool:
-        """Whether more of our roster are ready here than are among the others, who have gone on along a view change of theirs, and they have the
+        """Whether more of our voters are ready here than are among the others, who have gone on along a view change of theirs, and they have the
         time to write one: else who is first to write one of itself alone has the rest go along, and is the quorum of all that follows."""
         seat = self._seat
         if seat.place.is_genesis:
             return False
-        ready = {*self._members.at(seat.place.head, now), seat.me} & set(seat.place.roster)
-        if len(ready - set(others)) <= len(set(others) & set(seat.place.roster)):
+        here = {*self._members.at(seat.place.head, now), seat.me}
+        counted = self._counted(here.union(others))
+        ready = here & counted
+        if len(ready - set(others)) <= len(counted.intersection(others)):
             return False
         overdue = self.overdue(now)
         patience_s = len(ready) * seat.timing.view_turn_s + TRIES * 3 * seat.timing.view_wait_s
@@ -241,12 +243,20 @@ class ViewChanges:
         ], None
 
     def _is_torn(self, value: Value, sender: PeerId, now: float) -> bool:
-        """Whether it leaves out most of the members that are ready here, several at least: with a roster of two for each of them, one could have
+        """Whether it leaves out most of the others that are ready here, several at least: with a roster of two for each of them, one could have
         all sign and none vote."""
-        ready = set(self._members.at(self._seat.place.head, now)) & set(self._seat.place.roster)
+        here = set(self._members.at(self._seat.place.head, now))
+        ready = here & self._counted({self._seat.me, sender, *here})
         ready -= {self._seat.me, sender, *self._unsigned}
         missing = len(ready - set(value.roster))
         return missing > 1 and 2 * missing > len(ready)
+
+    def _counted(self, peers: Collection[PeerId]) -> set[PeerId]:
+        """Whom a comparison of two parts of the roster counts: its voters, as newcomers without a vote cost nothing. All of it if none of
+        these peers votes: newcomers that are left alone are the run."""
+        place = self._seat.place
+        voters = set(place.voters)
+        return set(place.roster) if voters.isdisjoint(peers) else voters
 
     def on_sign(self, sender: PeerId, message: ViewSign) -> str | None:
         call = self._call
