@@ -23,6 +23,7 @@ from dilocox_peer.wire.rounds import (
     Promise,
     Promised,
     Propose,
+    ViewAnswer,
     ViewCall,
     ViewPropose,
     ViewSign,
@@ -151,6 +152,41 @@ def test_who_answers_view_changes_and_signs_none_is_in_none(num_peers: int, cras
     before = min(machine.round for machine in honest)
     world.run(world.now + 150.0)
     assert min(machine.round for machine in honest) - before >= 15
+
+
+@pytest.mark.parametrize(("num_peers", "crash"), [(4, 1), (5, 2), (8, 3)])
+def test_who_proposes_view_changes_and_signs_none_stops_no_other(num_peers: int, crash: int) -> None:
+    """Each second it proposed a roster of everybody with a higher number: all signed, and gave up the calls that they had under way."""
+    world = Withholding(num_peers, 0)
+    deliver = world.deliver
+
+    def keep_silent(sender: PeerId, to: PeerId, message: Message) -> None:
+        is_its_own = sender == HOSTILE and isinstance(message, (*SAYS_NOTHING, ViewAnswer))
+        if not is_its_own and (to != HOSTILE or not isinstance(message, ViewSign)):
+            deliver(sender, to, message)
+
+    world.deliver = keep_silent  # type: ignore[method-assign]
+    for name in sorted(set(world.nodes) - {HOSTILE})[:crash]:
+        world.nodes[name].crash()
+        world.nodes[name].gone_for_good = True
+    honest = [node for node in world.up() if node.peer != HOSTILE]
+    here = {node.peer for node in world.up()}
+    highest = [1]
+
+    def propose() -> None:
+        signed = [node.machine.sitting.seat.votes.view_change_signed for node in honest if node.machine is not None]
+        highest[0] = max([*highest, *signed]) + 1
+        for node in honest:
+            assert node.machine is not None
+            seat = node.machine.sitting.seat
+            roster = [peer for peer in seat.place.roster if peer in here]
+            deliver(HOSTILE, node.peer, ViewPropose(*seat.at(), highest[0], seat.place.view_change(roster)))
+        world.at(world.now + 1.0, propose)
+
+    world.at(world.now, propose)
+    before = min(node.machine.round for node in honest if node.machine is not None)
+    world.run(world.now + 150.0)
+    assert min(node.machine.round for node in honest if node.machine is not None) - before >= 10
 
 
 def test_variants_of_one_offer_stop_nobody() -> None:

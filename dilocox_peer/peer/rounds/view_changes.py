@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.peer.rounds.arrivals import Arrivals
+from dilocox_peer.peer.rounds.attempts import Account, Attempts, Numbers, pause_s
 from dilocox_peer.peer.rounds.chain import MAX_VIEWS, Chain, is_quorum
 from dilocox_peer.peer.rounds.contract import Action, Send
 from dilocox_peer.peer.rounds.membership import Members
@@ -26,7 +27,9 @@ from dilocox_peer.wire.rounds import ViewAnswer, ViewCall, ViewPropose, ViewSign
 
 TRIES = 2  # view changes of ours that another's is made to wait for
 UNSIGNED = 2  # times; then it is in no roster that we propose here
-MAX_NUMBER_AHEAD = 1 << 20  # a number further above those seen is refused: it would use up the MAX_VIEWS of a head
+MAX_NUMBER_AHEAD = (
+    1 << 20
+)  # by which one sender may raise the number at a head, in all: else it would use up the MAX_VIEWS of it
 MAX_IN_VAIN = 6  # view changes in a row after which the patience doubles no more
 
 
@@ -79,7 +82,10 @@ class ViewChanges:
         self._company_since = now
         self._company: frozenset[PeerId] = frozenset()
         self._call: _Call | None = None
-        self._highest_seen = max(seat.place.view, seat.votes.view_change_signed)
+        self._numbers = Numbers(max(seat.place.view, seat.votes.view_change_signed), MAX_NUMBER_AHEAD)
+        self._signed = Attempts(seat.timing.view_wait_s)  # proposals of others
+        self._given_way_to = Attempts(seat.timing.view_wait_s)  # calls of others that ended ours
+        self._failed = 0  # proposals of ours
         self._blocked_since: float | None = now if seat.votes.view_change_signed > seat.place.view else None
         self._not_before = now
         self._unsigned: Counter[PeerId] = Counter()  # rosters of ours that each agreed to and did not sign in time
@@ -190,15 +196,18 @@ class ViewChanges:
     def on_call(self, sender: PeerId, message: ViewCall, now: float) -> list[Action]:
         """An answer, if we too see the need: one peer with a bad link must not dissolve a working roster."""
         seat, number = self._seat, message.number
-        if not self._has_a_say(sender) or not self._agrees(number, now):
+        if not self._has_a_say(sender) or not self._agrees(sender, number, now):
             return []
-        self._highest_seen = max(self._highest_seen, number)
+        self._numbers.seen(self._by_seat(sender), number)
         if number <= seat.votes.view_change_signed:
             return [
                 Send(sender, ViewAnswer(*seat.at(), seat.votes.view_change_signed))
             ]  # "too low": the caller learns by how much
         call = self._call
-        if call is not None and call.value is None and self._rank(sender) < self._rank(seat.me):
+        account = self._by_vote(sender, now)
+        is_ours_later = call is not None and call.value is None and self._rank(sender) < self._rank(seat.me)
+        if is_ours_later and self._given_way_to.may(account, now):
+            self._given_way_to.heeded(account, now)
             self._call = None
             self._not_before = now + seat.timing.view_wait_s * 2
         return [Send(sender, ViewAnswer(*seat.at(), number))]
@@ -212,8 +221,8 @@ class ViewChanges:
     def on_answer(self, sender: PeerId, message: ViewAnswer) -> None:
         if not self._has_a_say(sender):
             return
-        if message.number <= self._highest_seen + MAX_NUMBER_AHEAD:
-            self._highest_seen = max(self._highest_seen, message.number)
+        if self._numbers.reaches(account := self._by_seat(sender), message.number):
+            self._numbers.seen(account, message.number)
         if self._call is not None and message.number == self._call.number and sender in self._call.asked:
             self._call.answered.add(sender)
 
@@ -221,7 +230,9 @@ class ViewChanges:
         seat, number, value = self._seat, message.number, message.value
         if seat.votes.view_change_signed == number and seat.votes.view_change == value:
             return [self._sign(sender, number, value)], None
-        if not self._agrees(number, now) or number <= seat.votes.view_change_signed:
+        if not self._agrees(sender, number, now) or number <= seat.votes.view_change_signed:
+            return [], None
+        if not self._signed.may(account := self._by_vote(sender, now), now):
             return [], None
         if value.kind != "epoch" or seat.me not in value.roster or sender not in value.roster:
             return [], "proposes a view change without us or itself"
@@ -235,7 +246,8 @@ class ViewChanges:
             return [], "proposes a roster without most of the members that are here"
         if self._call is not None and self._call.value is None:
             self._call = None
-        self._highest_seen = max(self._highest_seen, number)
+        self._numbers.seen(self._by_seat(sender), number)
+        self._signed.heeded(account, now)
         self._blocked_since = now
         return [
             *self._backed(seat.vote(view_change_signed=number, view_change=value)),
@@ -292,7 +304,12 @@ class ViewChanges:
         if now >= call.until:
             self._unsigned.update(set(call.value.roster) - call.signatures.keys())
             self._call = None
-            self._not_before = now + self._seat.timing.view_wait_s * self._seat.owner.rng.random()
+            self._failed += 1
+            view_wait_s = self._seat.timing.view_wait_s
+            unheeded_s = (
+                pause_s(self._failed, view_wait_s) - 2 * view_wait_s
+            )  # of which this one has taken the first part
+            self._not_before = now + max(view_wait_s * self._seat.owner.rng.random(), unheeded_s)
             return []
         return self._ask_again(call, now)
 
@@ -305,9 +322,22 @@ class ViewChanges:
         turn_s = self._turn(now) * self._seat.timing.view_turn_s if overdue >= 0 else 0.0
         return max(now - overdue + turn_s, self._not_before, now + 0.01)
 
-    def _agrees(self, number: int, now: float) -> bool:
+    def _by_seat(self, sender: PeerId) -> Account:
+        """Whose account its numbers are on. Those of strangers, without a seat, are on one."""
+        place = self._seat.place
+        return sender if place.is_genesis or sender in place.roster else None
+
+    def _by_vote(self, sender: PeerId, now: float) -> Account:
+        """Whose account its attempts are on. While a voter is here newcomers write no roster, and theirs are on one."""
         seat = self._seat
-        if not seat.place.view < number <= min(self._highest_seen + MAX_NUMBER_AHEAD, seat.place.view + MAX_VIEWS):
+        counted = self._counted({seat.me, *self._members.at(seat.place.head, now)})
+        return sender if seat.place.is_genesis or sender in counted else None
+
+    def _agrees(self, sender: PeerId, number: int, now: float) -> bool:
+        seat = self._seat
+        if not seat.place.view < number <= seat.place.view + MAX_VIEWS:
+            return False
+        if not self._numbers.reaches(self._by_seat(sender), number):
             return False
         if seat.place.is_genesis or self._blocked_since is not None or self._call is not None:
             return True
@@ -348,10 +378,10 @@ class ViewChanges:
     def _start_call(self, now: float) -> list[Action]:
         seat = self._seat
         signed = max(seat.votes.view_change_signed, seat.place.view)
-        number = max(self._highest_seen, signed) + 1
+        number = max(self._numbers.highest, signed) + 1
         if number > seat.place.view + MAX_VIEWS:
             number = signed + 1  # what others have called does not bind us
-        self._highest_seen = number
+        self._numbers.called(number)
         asked = tuple(peer for peer in self._candidates(now) if peer != seat.me)
         self._call = _Call(
             number, until=now + seat.timing.view_wait_s, resend_at=now + seat.timing.retry_s, asked=asked
