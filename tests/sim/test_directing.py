@@ -2,11 +2,12 @@
 
 import pytest
 
-from dilocox_peer.peer.rounds.contract import OwnerSpoke
+from dilocox_peer.peer.rounds.contract import OwnerSpoke, Received
 from dilocox_peer.peer.rounds.directing import PATIENT_FOR, Authority, Directing
 from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.directives import Directive, sign_directive
+from dilocox_peer.wire.rounds import Directed, Message, ViewPropose
 
 from .directing import run_directed, said
 from .invariants import Violation
@@ -79,6 +80,35 @@ def test_who_is_banned_is_in_no_roster_any_more_and_the_others_go_on() -> None:
         assert node.machine is not None
         assert node.machine.round > before + 3, "the others do not go on"
         assert banned not in node.machine.roster
+
+
+def test_who_is_banned_is_seated_by_no_view_change_before_that_is_in_the_chain() -> None:
+    """An accomplice proposed a roster with it: with both, of three, they were its quorum."""
+    world = _settled(6)
+    gone, (victim, accomplice, banned) = sorted(world.nodes)[:3], sorted(world.nodes)[3:]
+    for name in gone:
+        world.nodes[name].crash()
+        world.nodes[name].gone_for_good = True
+    machine = world.nodes[victim].machine
+    assert machine is not None
+    assert world.run(world.now + 60.0, stop=lambda: machine.sitting.view_changes.is_wanted(world.now))
+    world.nodes[victim].feed(OwnerSpoke(sign_directive(Directive(RUN, 1, banned=(banned,)), sign_as(OWNER))))
+    told, deliver = list[PeerId](), world.deliver
+
+    def listen(sender: PeerId, to: PeerId, message: Message) -> None:
+        if isinstance(message, Directed):
+            told.append(to)
+        deliver(sender, to, message)
+
+    world.deliver = listen  # type: ignore[method-assign]
+    seat = machine.sitting.seat
+    value = seat.place.view_change([victim, accomplice, banned])
+    world.nodes[victim].feed(Received(accomplice, ViewPropose(*seat.at(), seat.place.view + 5, value)))
+    world.run(world.now + 0.5)
+    assert seat.votes.view_change != value
+    assert accomplice in told, "it may not have heard"
+    world.run(world.now + 60.0)
+    assert banned not in machine.roster
 
 
 def test_a_run_that_is_told_to_stop_ends_after_that_round_everywhere() -> None:

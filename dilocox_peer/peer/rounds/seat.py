@@ -76,13 +76,17 @@ class Seat:
     @property
     def may_vote(self) -> bool:
         """Whether it votes in ballots here: a voter that has signed no view change above, and that the run's owner has not banned."""
-        is_banned = self.directive is not None and self.me in self.directive.banned
-        return self.is_voter and not is_banned and self.votes.view_change_signed <= self.place.view
+        return self.is_voter and self.me not in self.banned and self.votes.view_change_signed <= self.place.view
 
     @property
     def directive(self) -> Directive | None:
         """The newest of the run's owner that is known here."""
         return self.owner.directing.newest(self.place.directive)
+
+    @property
+    def banned(self) -> tuple[PeerId, ...]:
+        """By it, whether or not it is in the chain yet."""
+        return () if self.directive is None else self.directive.banned
 
     @property
     def to_carry(self) -> tuple[Directive, ...]:

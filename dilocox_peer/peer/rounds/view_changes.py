@@ -23,7 +23,7 @@ from dilocox_peer.peer.rounds.seat import Seat, send_all
 from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, Value
-from dilocox_peer.wire.rounds import ViewAnswer, ViewCall, ViewPropose, ViewSign
+from dilocox_peer.wire.rounds import Directed, ViewAnswer, ViewCall, ViewPropose, ViewSign
 
 TRIES = 2  # view changes of ours that another's is made to wait for
 UNSIGNED = 2  # times; then it is in no roster that we propose here
@@ -240,6 +240,9 @@ class ViewChanges:
             return [], reason
         if proven := [peer for peer in value.roster if seat.owner.conduct.is_proven(peer)]:
             return [], f"proposes a roster with {proven[0]}, of whom there is proof that it votes twice"
+        if (directive := seat.directive) is not None and set(value.roster).intersection(seat.banned):
+            told = Send(sender, Directed(*seat.at(), directive))  # it may not have heard
+            return [told], "proposes a roster with who is banned"
         if seat.place.is_genesis and len(value.roster) < seat.owner.start_peers:
             return [], f"starts the run with {len(value.roster)} peers of {seat.owner.start_peers}"
         if not seat.place.is_genesis and self._is_torn(value, sender, now):
@@ -359,6 +362,7 @@ class ViewChanges:
         seat = self._seat
         here = {peer for peer in self._members.at(seat.place.head, now) if not seat.owner.conduct.is_proven(peer)}
         here -= {peer for peer, times in self._unsigned.items() if times >= UNSIGNED}  # or one could stop all of them
+        here.difference_update(seat.banned)
         here.add(seat.me)
         old = [peer for peer in seat.place.roster if peer in here]
         return (old or sorted(here))[: seat.owner.max_peers]
