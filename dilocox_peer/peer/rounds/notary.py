@@ -7,20 +7,21 @@ everybody is away learns where the run is, or that it is over.
     no chain  -> (enough peers at genesis, no new one for settle_s) -> first roster signed, made durable, told
     following -> (`every` rounds since the last checkpoint, or the end) -> checkpoint signed, made durable, told
 
-It follows no roster that a minority wrote until that branch has stood for `patience_s` (patience.py), and for as long no quorum of
-the roster before it was heard elsewhere: a checkpoint would draw the majority away from its work. One that none of the members before it
-signed it follows only when it has heard none of them for `away_s`, and asked all that time: newcomers who go on with a run that everybody
+It follows no roster that a minority wrote until that branch has stood for `patience_s` (patience.py), and for as long a quorum of the
+roster before it, last heard elsewhere, has left questions unanswered (whereabouts.py): a checkpoint would draw the majority away from its
+work. Meanwhile these voters are asked more often than others. One that none of the members before it signed it follows only when it has heard none of them for `away_s`, and asked all that time: newcomers who go on with a run that everybody
 has left. The first roster is signed once; that it was is what the log is for.
 """
 
+import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.events import Event, FirstRosterSigned, MessageRefused, RoundVouched
 from dilocox_peer.peer.planning.plan import PlanBounds
-from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, is_quorum, vote_for
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, Verifier, vote_for
 from dilocox_peer.peer.rounds.contract import (
     Action,
     OwnerSpoke,
@@ -40,6 +41,7 @@ from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.peer.rounds.schedule import ends_run
 from dilocox_peer.peer.rounds.timing import AWAY_S, NEVER, Timing
+from dilocox_peer.peer.rounds.whereabouts import Whereabouts
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate, acceptance
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
@@ -48,7 +50,9 @@ from dilocox_peer.wire.rounds import Cert, ChainPage, Directed, GetChain, Heartb
 
 POLL_FIRST_S = 1.0  # between two questions to a peer, while the run has not begun
 POLL_S = 5.0
+MOST_BETWEEN = 1.1  # times as much: notaries of many stages do not ask all at once
 ASKED_AT_ONCE, ASKED_OF_ROSTER = 3, 2
+TIMES_ASKED = 3  # each voter whose silence would decide, in the time that it decides after: a question may be lost
 PATIENCE_S = 120.0  # five times what a roster waits for its quorum
 FIRST_VIEW = 1
 MOST_SETTLING = 10  # times settle_s: peers that come one after another for ever are not all waited for
@@ -70,15 +74,12 @@ class NotaryTerms:
 
 @dataclass(slots=True)
 class _Known:
-    """A peer of the stage. at_genesis: when it was last heard to have no chain. range: of its addresses. head, head_at: where it said that
-    it is, and when."""
+    """A peer of the stage. at_genesis: when it was last heard to have no chain. range: of its addresses."""
 
     asked_at: float
     range: str = ""
     is_asked: bool = True
     at_genesis: float = NEVER
-    head: Digest | None = None
-    head_at: float = NEVER
 
 
 class Notary:
@@ -110,7 +111,9 @@ class Notary:
         self._verify = verify
         self._timing = timing
         self._rng = rng
-        self._patience = Patience(patience_s, are_away=self._are_away, elsewhere=self._elsewhere)
+        self._patience_s = patience_s
+        self._whereabouts = Whereabouts()
+        self._patience = Patience(patience_s, are_away=self._are_away, elsewhere=self._whereabouts.elsewhere)
         self._away_s = away_s
         self._began_at = now
         self._heard_at: dict[PeerId, float] = {}  # voters
@@ -182,7 +185,7 @@ class Notary:
                 self._directive = directive
                 actions += [Send(peer, Directed(*self._at(), directive)) for peer in sorted(self._known)]
             case PeerRefused(peer):
-                self._known.pop(peer, None)
+                self._forget(peer)
             case TailLost(head):
                 actions += self._give_up_after(head)
             case Received(sender, message):
@@ -210,22 +213,31 @@ class Notary:
             len(self._known) >= MAX_KNOWN
         ):  # made-up ones cost nothing: they push out no member, who would not be heard any more
             others = self._known.keys() - set(self._chain.place.roster)
-            del self._known[min(others, key=lambda each: (self._known[each].asked_at, each))]
+            self._forget(min(others, key=lambda each: (self._known[each].asked_at, each)))
         self._known[peer] = _Known(self._now, addresses)
         told = [] if self._directive is None else [Send(peer, Directed(*self._at(), self._directive))]
         return [self._question(peer), *told]
 
+    def _forget(self, peer: PeerId) -> None:
+        """It is asked no more. A voter stays where it was for as long as one that leaves a question unanswered: it may only start again."""
+        self._known.pop(peer, None)
+        if self._has_voted(peer):
+            self._whereabouts.asked(peer, self._now)
+        else:
+            self._whereabouts.forget(peer)
+
+    def _has_voted(self, peer: PeerId) -> bool:
+        return peer in self._heard_at or peer in self._chain.place.voters
+
     def _receive(self, sender: PeerId, message: Message) -> list[Action]:
         if message.stage != self._terms.stage:
             return []
-        if (
-            sender in self._heard_at or sender in self._chain.place.voters
-        ):  # also who was left out meanwhile, and speaks
+        if self._has_voted(sender):  # also who was left out meanwhile, and speaks
             self._heard_at[sender] = self._now
         actions: list[Action] = []
         reason: str | None = None
-        if isinstance(message, Heartbeat | ChainPage) and (known := self._known.get(sender)) is not None:
-            known.head, known.head_at = message.head, self._now
+        if isinstance(message, Heartbeat | ChainPage) and sender in self._known:
+            self._whereabouts.said(sender, message.head)
         match message:
             case Vouch():
                 reason = self._hear(message.checkpoint)
@@ -330,16 +342,6 @@ class Notary:
         since = now - self._away_s
         return self._began_at <= since and all(self._heard_at.get(peer, since) <= since for peer in voters)
 
-    def _elsewhere(self, voters: Sequence[PeerId], heads: Collection[Digest]) -> float:
-        """Until when a quorum of the voters was heard at other heads than these."""
-        known = {peer: self._known[peer] for peer in voters if peer in self._known}
-        others = [peer for peer, each in known.items() if each.head is not None and each.head not in heads]
-        heard = sorted(others, key=lambda peer: known[peer].head_at, reverse=True)
-        for count in range(1, len(heard) + 1):
-            if is_quorum(heard[:count], voters):
-                return known[heard[count - 1]].head_at
-        return NEVER
-
     def _give_up_after(self, head: Digest) -> list[Action]:
         """Certificates that nobody can go on from any more would keep us for ever from following those who do go on."""
         height, checkpoint = self._chain.height_of(head), self._forks.checkpoint
@@ -404,23 +406,33 @@ class Notary:
         if self._now < self._poll_at:
             return []
         pause_s = POLL_FIRST_S if self._chain.height == 0 else POLL_S
-        self._poll_at = self._now + pause_s * (0.9 + 0.2 * self._rng.random())
+        self._poll_at = self._now + pause_s * self._rng.uniform(2.0 - MOST_BETWEEN, MOST_BETWEEN)
         actions: list[Action] = []
         for peer in self._next_asked():
             known = self._known[peer]
             known.asked_at, known.is_asked = self._now, True
+            self._whereabouts.asked(peer, self._now)
             actions.append(self._question(peer))
         return actions
 
     def _next_asked(self) -> list[PeerId]:
         """Before the run has begun all; then a few in turn, most of them of the roster: of a run with many stages a process
-        asks for each, and who only says that it is there keeps nobody else from being asked."""
+        asks for each, and who only says that it is there keeps nobody else from being asked. Where a branch waits for voters to be
+        silent, more of these."""
         by_turn = sorted(self._known, key=lambda peer: (self._known[peer].asked_at, peer))
         if self._chain.height == 0:
             return by_turn
-        roster = set(self._chain.place.roster)
-        members = [peer for peer in by_turn if peer in roster][:ASKED_OF_ROSTER]
-        return members + [peer for peer in by_turn if peer not in roster][: ASKED_AT_ONCE - len(members)]
+        roster, voters = set(self._chain.place.roster), self._waited_for()
+        enough = math.ceil(len(voters) * TIMES_ASKED * MOST_BETWEEN * POLL_S / self._patience_s)
+        decisive = [peer for peer in by_turn if peer in voters][:enough]
+        rest = [peer for peer in by_turn if peer not in decisive]
+        members = [peer for peer in rest if peer in roster][:ASKED_OF_ROSTER]
+        return decisive + members + [peer for peer in rest if peer not in roster][: ASKED_AT_ONCE - len(members)]
+
+    def _waited_for(self) -> Collection[PeerId]:
+        """The voters of the place where a branch parts that would be followed if they were silent."""
+        path = self._healing.path
+        return () if path is None else self._chain.place_at(path.ancestor).voters
 
     def _question(self, peer: PeerId) -> Action:
         return Send(peer, GetChain(*self._at(), tuple(self._chain.locator())))

@@ -1,0 +1,49 @@
+"""Where peers said that they are, to somebody who asks them in turn: until when a quorum of voters is at work elsewhere. Pure.
+
+A voter is where it last said it is until it leaves a question unanswered. Counted from its last answer it would be given up for no other
+reason than that nobody has asked it since: sixty-four members have their turns minutes apart.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from dilocox_peer.peer.rounds.chain import is_quorum
+from dilocox_peer.peer.rounds.timing import FOREVER, NEVER
+from dilocox_peer.types import Digest, PeerId
+
+
+@dataclass(slots=True)
+class _Whereabouts:
+    """head: where it last said it is. until: when it was first asked since and has not answered; FOREVER: it was not."""
+
+    head: Digest
+    until: float = FOREVER
+
+
+class Whereabouts:
+    """Whoever has `said` something is to be asked again and again, or else given up by one more `asked`."""
+
+    def __init__(self) -> None:
+        self._said: dict[PeerId, _Whereabouts] = {}
+
+    def said(self, peer: PeerId, head: Digest) -> None:
+        """It answers that its chain ends there."""
+        self._said[peer] = _Whereabouts(head)
+
+    def asked(self, peer: PeerId, now: float) -> None:
+        """It is asked, or cannot be any more."""
+        if (found := self._said.get(peer)) is not None:
+            found.until = min(found.until, now)
+
+    def forget(self, peer: PeerId) -> None:
+        self._said.pop(peer, None)
+
+    def elsewhere(self, voters: Sequence[PeerId], heads: Collection[Digest]) -> float:
+        """Until when a quorum of the voters was at other heads than these, as far as is known: FOREVER while it is, NEVER if it never was."""
+        known = {peer: self._said[peer] for peer in voters if peer in self._said}
+        others = {peer: each.until for peer, each in known.items() if each.head not in heads}
+        longest = sorted(others, key=others.__getitem__, reverse=True)
+        for count in range(1, len(longest) + 1):
+            if is_quorum(longest[:count], voters):
+                return others[longest[count - 1]]
+        return NEVER
