@@ -49,6 +49,17 @@ def test_what_verifies_is_taken_and_the_newest_named_states_are_offered_first() 
     assert annals.signers_of(stage.states[2].head) == "3 of 3 peers"
 
 
+def test_a_reader_comes_back_from_a_liars_chain_however_long_it_is() -> None:
+    """Of one voter's rounds more than nobody may take back; the others were out of sight for a while."""
+    annals = annals_of(CertifiedStage().rounds(3).seized(ROSTER[2]).rounds(30).certificates)
+    assert annals.place.voters == (ROSTER[2],)
+    honest = CertifiedStage().rounds(4)
+    annals.take(honest.certificates)
+    assert annals.place == honest.place
+    with pytest.raises(ProtocolError, match="a branch"):
+        annals.take(CertifiedStage().rounds(3).seized(ROSTER[2]).rounds(31).certificates)
+
+
 def test_what_does_not_verify_changes_nothing() -> None:
     stage, other = CertifiedStage().rounds(4), CertifiedStage(first=0.5).rounds(2)
     annals = annals_of(stage.certificates[:3])

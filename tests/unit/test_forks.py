@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,8 +60,10 @@ class Branch:
         return Branch(self.certificates)
 
 
-def forks_of(own: Branch, *, max_back: int | None = None, checkpoint: Checkpoint | None = None) -> Forks:
-    return Forks(Chain(GENESIS, own.certificates), max_back=max_back, checkpoint=checkpoint)
+def forks_of(
+    own: Branch, *, max_back: int | None = None, checkpoint: Checkpoint | None = None, me: PeerId | None = None
+) -> Forks:
+    return Forks(Chain(GENESIS, own.certificates), max_back=max_back, checkpoint=checkpoint, me=me)
 
 
 def suffix(own: Branch, other: Branch) -> Suffix:
@@ -240,14 +243,65 @@ def test_the_owners_word_goes_before_votes() -> None:
 
 
 def test_nobody_goes_back_further_than_the_bound_without_the_owner() -> None:
+    """Keys that were the majority long ago do not rewrite a run."""
     start = Branch().start(A, B, C)
-    ours = start.fork().view(C, order=2)
+    ours = start.fork().view(A, C, order=2)
     for order in range(3, 8):
-        ours.round(C, order=order)
+        ours.round(A, C, order=order)
     late = start.fork().round(A, B, order=9)
     assert "5 rounds back; at most 4 without the owner's word" in why_not(ours, late, max_back=4)
     assert why_not(ours, late, max_back=5) == ""
     assert why_not(ours, late, max_back=4, checkpoint=checkpoint_of(late, 2)) == ""
+
+
+def seized(*followers: PeerId, from_round: int = 5) -> tuple[Branch, Branch]:
+    """(what E wrote alone after three rounds, which D and these have signed from a round on; the beginning that it shares with the others)."""
+    start = Branch().start(A, B, C, D)
+    for order in range(2, 5):
+        start.round(A, B, C, D, order=order)
+    branch = start.fork().view(E, order=5)
+    branch.round(E, order=6, roster=(E, *followers))
+    for order in range(7, 17):
+        branch.round(E, *(followers if order - 5 >= from_round else ()), order=order)
+    return branch, start
+
+
+def test_rounds_that_left_a_quorum_behind_keep_nobody_from_coming_back_to_it() -> None:
+    """A newcomer met a stranger first, a reader one liar; the run's members came a moment later, and were refused for ever."""
+    branch, start = seized()
+    run = start.fork().round(A, B, C, order=20)
+    assert why_not(branch, run, max_back=4) == ""
+    assert why_not(branch, run, max_back=4, me=D) == ""
+    assert beats(run, branch, max_back=4)
+    longer = start.fork().round(A, B, C, D, order=5)
+    for order in range(6, 11):
+        longer.round(A, B, C, D, order=order)
+    on_top = longer.fork().view(E, order=11)
+    other = start.fork().round(A, B, C, order=20, roster=(A, B, C))
+    assert "6 rounds back" in why_not(on_top, other, max_back=4), "those before that view change count as ever"
+
+
+def test_fewer_than_that_quorum_take_no_more_back_than_the_bound() -> None:
+    branch, start = seized()
+    for alone in (start.fork().view(D, order=20), start.fork().view(C, D, order=20)):
+        assert "11 rounds back" in why_not(branch, alone, max_back=4)
+    strangers = start.fork().view(*SYBILS, order=20)
+    assert "11 rounds back" in why_not(branch, strangers, max_back=4)
+    held_back = start.fork().round(B, C, D, order=5)
+    gone_on, _ = seized(B)
+    assert "11 rounds back" in why_not(gone_on, held_back, max_back=4), "B has changed its mind since"
+
+
+@pytest.mark.parametrize(("from_round", "why"), [(8, ""), (6, "11 rounds back")])
+def test_rounds_that_we_have_signed_ourselves_count_whoever_was_left_behind(from_round: int, why: str) -> None:
+    """Members of those who went on when a quorum had left do not lose a month's work to the keys of that quorum."""
+    newcomer = SYBILS[0]
+    branch, start = seized(newcomer, from_round=from_round)
+    run = start.fork().round(A, B, C, order=20)
+    said = why_not(branch, run, max_back=4, me=newcomer)
+    assert why in said
+    assert bool(why) == bool(said)
+    assert why_not(branch, run, max_back=4, me=D) == "", "to whoever only follows they do not"
 
 
 def test_a_checkpoint_counts_for_its_stage_run_and_signer_only() -> None:

@@ -6,12 +6,13 @@ that follows a view change no quorum signed is for the run's owner to sign, or f
 silent for as long as the owner's notary waits for them: then nobody else is the run.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-from dilocox_peer.peer.rounds.chain import Chain, is_quorum
+from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.membership import Members
 from dilocox_peer.peer.rounds.timing import AWAY_S
+from dilocox_peer.peer.rounds.unfounded import unfounded
 from dilocox_peer.types import Digest, PeerId
 
 
@@ -48,18 +49,3 @@ class Ending:
             missing = {peer for _, voters in unfounded(self._chain, vouched, self._me) for peer in voters}
             self._missing = self._chain.head, vouched, frozenset(missing)
         return self._missing[2]
-
-
-def unfounded(chain: Chain, vouched: int, me: PeerId | None = None) -> Iterator[tuple[int, set[PeerId]]]:
-    """(height at which it begins, voters there who are not on it) of each view change above the height vouched that no quorum of
-    its voters has signed or followed, nor `me` signed. What `me` signs later proves nothing to it."""
-    certificates = chain.certificates
-    for height in chain.view_changes(max(vouched, 1)):
-        voters = chain.place_at(height).voters
-        signers = {peer for peer, _ in certificates[height].signatures}
-        if is_quorum(signers, voters) or me in signers:
-            continue
-        on_it = chain.votes_since(height)
-        others = [peer for peer in voters if peer != me]
-        if not is_quorum([peer for peer in others if peer in on_it], voters):
-            yield height, {peer for peer in others if peer not in on_it}

@@ -11,7 +11,9 @@ Why the latest vote and not any: somebody may keep back a certificate that hones
 when it hurts. Why not weight, as it was: anybody can sign a long chain alone, in a second.
 
 Two bounds, whatever the votes say. Nobody leaves a chain for one without the newest checkpoint that it holds. Nobody goes
-back more than `max_back` rounds without a newer checkpoint: keys that were the majority long ago do not rewrite a run.
+back more than `max_back` rounds without a newer checkpoint: keys that were the majority long ago do not rewrite a run. Rounds after a view
+change that left a quorum behind count for that only where we have signed them ourselves, as soon as that quorum stands on the other chain:
+one member, or a stranger whom a newcomer meets first, signs any number in a second, and whoever had followed would never come back.
 
 A branch is as strong as all that grew out of its first certificate: votes on branches that we have left are remembered for the
 places where we left them, or three branches could be better than one another in a circle; and votes on paths that are held back
@@ -22,7 +24,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, VoteOrders, order_of, place_after, votes_on
+from dilocox_peer.peer.rounds.chain import Chain, Place, Suffix, VoteOrders, is_quorum, order_of, place_after, votes_on
+from dilocox_peer.peer.rounds.unfounded import unfounded
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint
@@ -85,9 +88,12 @@ def supporters(electors: Sequence[PeerId], branches: Mapping[Digest, VoteOrders]
 class Forks:
     """The order of chains as one peer knows it. checkpoint: the newest of the owner's, None while none is known."""
 
-    def __init__(self, chain: Chain, *, max_back: int | None, checkpoint: Checkpoint | None = None) -> None:
-        """max_back: outer rounds that may be taken back without the owner's word; None: any number."""
+    def __init__(
+        self, chain: Chain, *, max_back: int | None, checkpoint: Checkpoint | None = None, me: PeerId | None = None
+    ) -> None:
+        """max_back: outer rounds that may be taken back without the owner's word; None: any number. me: None: of somebody who signs nothing."""
         self._chain = chain
+        self._me = me
         self._max_back = max_back
         self._left: OrderedDict[tuple[Digest, Digest], dict[PeerId, int]] = OrderedDict()
         self._held: OrderedDict[Digest, _Held] = OrderedDict()
@@ -166,12 +172,33 @@ class Forks:
         if self.checkpoint is not None and self.holds_checkpoint(None) and not self.holds_checkpoint(suffix):
             return f"a branch from round {place.round} on, without round {self.checkpoint.round} that the run's owner has signed"
         back = self._chain.place.round - place.round
-        if self._max_back is not None and back > self._max_back:
+        if self._max_back is not None and min(back, self._counted(suffix, self._max_back)) > self._max_back:
             return f"a branch from round {place.round} on, {back} rounds back; at most {self._max_back} without the owner's word"
         theirs, ours = self.support(suffix)
         if theirs == 0 < ours:
             return f"a branch from round {place.round} on that nobody of the roster there has signed"
         return None
+
+    def _counted(self, suffix: Suffix, most: int) -> int:
+        """How many of the rounds that suffix takes back count for that it takes back too many, as far as they are no more than `most` and one."""
+        chain, start = self._chain, self._chain.place_at(suffix.ancestor)
+        founded = chain.place.round - start.round
+        if founded <= most:
+            return founded
+        standing = {start.electors[position] for position in self._standing(suffix)[0]}
+        left = next(unfounded(chain, suffix.ancestor, self._me), None)
+        if left is None or not is_quorum(standing, start.electors):
+            return founded
+        height, _ = left
+        counted = chain.place_at(height).round - start.round
+        if self._me in chain.votes_since(height):
+            # From the newest on: whoever takes part has soon signed enough.
+            for number in range(chain.height - 1, height, -1):
+                if counted > most:
+                    break
+                certificate = chain.certificates[number]
+                counted += certificate.value.kind == "round" and any(p == self._me for p, _ in certificate.signatures)
+        return counted
 
     def why_worse(self, suffix: Suffix) -> str:
         """In words, of one that is not better than our chain, or goes on from it against a quorum that is at work."""
@@ -184,10 +211,15 @@ class Forks:
 
     def support(self, suffix: Suffix) -> tuple[int, int]:
         """How many electors of the place where suffix begins stand on it, and how many on our chain there."""
+        theirs, ours = self._standing(suffix)
+        return len(theirs), len(ours)
+
+    def _standing(self, suffix: Suffix) -> tuple[list[int], list[int]]:
+        """The same by their positions."""
         place = self._chain.place_at(suffix.ancestor)
         tails = [_Tail(suffix.heads[0], suffix.votes, suffix.index_of.__contains__), *self._own(place, suffix.heads[0])]
         standing = supporters(place.electors, self._branches(place, tails))
-        return len(standing[tails[0].first]), len(standing[tails[1].first]) if len(tails) > 1 else 0
+        return standing[tails[0].first], standing[tails[1].first] if len(tails) > 1 else []
 
     def _keys(self, place: Place, *tails: Sequence[Certificate]) -> list[tuple[int, list[int], Digest]]:
         """Of each branch at place what orders it, the best first."""

@@ -136,7 +136,7 @@ class RoundMachine:
         self._holdings = Holdings(timing)
         newest = self._chain.certificates[-2 * MAX_REPLAYED :]  # those of before were forgotten, but for a crash
         self._holdings.found(stored_blobs, newest, self.round)
-        self._forks = Forks(self._chain, max_back=max_back, checkpoint=None if durable is None else durable.checkpoint)
+        self._forks = Forks(self._chain, max_back=max_back, checkpoint=durable.checkpoint if durable else None, me=me)
         self._adoption = Adoption(
             self._owner, self._chain, self._forks, self._members, self._holdings,
             replay=self.replay_type(me, self._chain, self._holdings, self._members, self._conduct, timing, state_bytes),

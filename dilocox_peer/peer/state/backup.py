@@ -23,12 +23,12 @@ from dilocox_peer.invitation import all_loopback, parse_multiaddr
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.planning.plan import plan_bounds
 from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier, suffix_of
-from dilocox_peer.peer.rounds.ending import unfounded
 from dilocox_peer.peer.rounds.forks import Forks
 from dilocox_peer.peer.rounds.genesis import genesis_of
 from dilocox_peer.peer.rounds.past import Block, BlockStore, Certificates
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.schedule import ends_run
+from dilocox_peer.peer.rounds.unfounded import unfounded
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId, sha256
