@@ -6,9 +6,22 @@ from typing import Any
 
 import pytest
 
-from dilocox_peer.errors import RunUnreachable
-from dilocox_peer.peer.state.survey import MEMBERS_ASKED, OTHERS_ASKED, by_trust, look_at_all, most_named, to_ask
+from dilocox_peer.dht.records import Lease
+from dilocox_peer.errors import PeerUnavailable, RunUnreachable
+from dilocox_peer.peer.state.backup_exchange import BackupServer
+from dilocox_peer.peer.state.survey import (
+    MEMBERS_ASKED,
+    OTHERS_ASKED,
+    PATIENCE_S,
+    Survey,
+    by_trust,
+    look_at_all,
+    most_named,
+    to_ask,
+)
 from dilocox_peer.types import PeerId, sha256
+from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage
+from tests.virtual_loop import run_virtually
 
 A, B, C, D, X, Y, Z = (PeerId(name) for name in "abcdxyz")
 TRUE, FALSE = sha256(b"true"), sha256(b"false")
@@ -56,3 +69,69 @@ async def test_a_look_that_fails_leaves_no_other_behind() -> None:
     with pytest.raises(RunUnreachable):
         await look_at_all(found)
     assert ended == ["second"]
+
+
+class Run:
+    """Three voters. The last of them has gone on alone from round 5, for twenty rounds; the others are in a round that takes minutes. Made-up
+    names that have the run's chain are reached too."""
+
+    named, heard, addresses, peer_id = frozenset[PeerId](), dict[PeerId, float](), (), PeerId("me")
+
+    def __init__(self) -> None:
+        self.stage, self.forged = CertifiedStage().rounds(5), CertifiedStage().rounds(5).seized(ROSTER[2]).rounds(20)
+        self.away: set[PeerId] = set()
+
+    async def connect(self, peer: PeerId, _addresses: object, timeout_s: float = 10.0) -> None:
+        if peer in self.away:
+            raise PeerUnavailable(peer, "no answer")
+
+    async def fetch(
+        self, peer: PeerId, _kind: str, header: dict[str, Any], **_options: object
+    ) -> tuple[dict[str, Any], bytearray]:
+        await self.connect(peer, ())
+        stage = self.forged if peer == ROSTER[2] else self.stage
+        reply = await BackupServer(STAGE, certificates=lambda: stage.certificates, kept={}).serve(peer, header)
+        return reply.header, bytearray(b"".join(map(bytes, reply.body)))  # type: ignore[arg-type]
+
+    async def leases(self, stage: int, timeout_s: float = 10.0) -> list[Lease]:
+        return [
+            Lease(
+                peer=peer, stage=stage, incarnation=1, addresses=("/ip4/10.0.0.1/tcp/1",), protocol=1, tokens_per_s=0.0,
+                memory_bytes=0, reachability="direct", round=4,
+            )
+            for peer in ROSTER
+        ]  # fmt: skip
+
+    async def keepers(self, timeout_s: float = 10.0) -> list[Lease]:
+        return []
+
+    async def word(self, _stage: int, timeout_s: float = 10.0) -> None:
+        return None
+
+
+def test_a_reader_follows_no_liar_while_a_quorum_answers_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a round takes; it followed after half a minute. When that quorum is gone it follows, and comes back."""
+
+    async def main() -> None:
+        run: Any = Run()
+        survey = Survey(MANIFEST, STAGE, transport=run, directory=run, listener=lambda _: None, rng=random.Random(1))
+
+        async def looks(seconds: float) -> None:
+            until = asyncio.get_running_loop().time() + seconds
+            while asyncio.get_running_loop().time() < until:
+                await survey.look()
+                await asyncio.sleep(2.0)
+
+        await looks(4 * PATIENCE_S)
+        assert survey.annals.place == run.stage.place
+        run.away.update(ROSTER[:2])
+        await looks(PATIENCE_S - 5.0)
+        assert survey.annals.place == run.stage.place
+        await looks(15.0)
+        assert survey.annals.place == run.forged.place, "nobody else is there any more"
+        run.away.clear()
+        run.stage.round()
+        await looks(15.0)
+        assert survey.annals.place == run.stage.place
+
+    run_virtually(main(), monkeypatch)

@@ -14,17 +14,26 @@ from dilocox_peer.types import Digest, PeerId
 
 @dataclass(slots=True)
 class _Whereabouts:
-    """head: where it last said it is. until: when it was first asked since and has not answered; FOREVER: it was not."""
+    """head: where it last said it is; None: it was not asked yet. until: when it was first asked since and has not answered; FOREVER: it was
+    not."""
 
-    head: Digest
+    head: Digest | None
     until: float = FOREVER
 
 
 class Whereabouts:
-    """Whoever has `said` something is to be asked again and again, or else given up by one more `asked`."""
+    """Whoever was `met` or has `said` something is to be asked again and again, or else given up by one more `asked`."""
 
     def __init__(self) -> None:
         self._said: dict[PeerId, _Whereabouts] = {}
+
+    @property
+    def known(self) -> Collection[PeerId]:
+        return self._said.keys()
+
+    def met(self, peer: PeerId) -> None:
+        """It is here, and will have its turn: until then nobody knows of it that it is not at work."""
+        self._said.setdefault(peer, _Whereabouts(None))
 
     def said(self, peer: PeerId, head: Digest) -> None:
         """It answers that its chain ends there."""
@@ -43,7 +52,9 @@ class Whereabouts:
         known = {peer: self._said[peer] for peer in voters if peer in self._said}
         others = {peer: each.until for peer, each in known.items() if each.head not in heads}
         longest = sorted(others, key=others.__getitem__, reverse=True)
-        for count in range(1, len(longest) + 1):
-            if is_quorum(longest[:count], voters):
+        # Fewer than half are no quorum, more than half always are.
+        half = len(voters) // 2
+        for count in range(max(half, 1), min(half + 1, len(longest)) + 1):
+            if is_quorum(set(longest[:count]), voters):
                 return others[longest[count - 1]]
         return NEVER

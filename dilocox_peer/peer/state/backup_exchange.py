@@ -130,8 +130,9 @@ async def fetch_summary(
             return None
 
 
-async def fetch_chain(transport: Transport, peer: PeerId, annals: Annals, timeout_s: float = CHAIN_TIMEOUT_S) -> None:
-    """Brings annals up to what peer has of its stage. Raises PeerUnavailable, ProtocolError; what verified until then stays."""
+async def fetch_chain(transport: Transport, peer: PeerId, annals: Annals, timeout_s: float = CHAIN_TIMEOUT_S) -> Digest:
+    """Brings annals up to what peer has of its stage, as far as that is believed; where its last page ends. Raises PeerUnavailable,
+    ProtocolError; what verified until then stays."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while (left_s := deadline - asyncio.get_running_loop().time()) > 0:
         request = {"stage": annals.stage, "want": "chain", "locator": annals.locator()[:MAX_LOCATOR]}
@@ -144,5 +145,5 @@ async def fetch_chain(transport: Transport, peer: PeerId, annals: Annals, timeou
         annals.adopt(page, peer, asyncio.get_running_loop().time())
         is_taken = annals.place.height > height and annals.holds(page[-1].head)  # else it is not believed by now
         if header.get("more") is not True or not is_taken:
-            return
+            return page[-1].head if page else annals.place.head  # it has nothing that we lack
     raise PeerSilent(peer, f"its chain was not complete within {timeout_s:g} s")

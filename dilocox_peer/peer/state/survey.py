@@ -1,7 +1,7 @@
 """A live run as somebody reads it who takes no part in it: what its stages have agreed on, and their states.
 
 What counts is what the certificates say by the rule that peers follow (rounds/forks.py): the owner's newest checkpoint first,
-then the votes, and nothing that a minority wrote a moment ago (rounds/patience.py). What a donor says of a state decides
+then the votes, and nothing that a minority wrote a moment ago, or while a quorum answers from elsewhere (rounds/patience.py). What a donor says of a state decides
 nothing: its head and its digest are known before it is asked for, except at a stage's tip, which no certificate names yet;
 there most of the roster's peers must name the same digest. Where all of them have gone home a keeper names it, if it is one that
 the run's link names: whoever gave the link could have given another.
@@ -23,6 +23,7 @@ from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.transport import PeerRefusing, Transport
 from dilocox_peer.peer.rounds.patience import Patience
 from dilocox_peer.peer.rounds.refusals import Refusals
+from dilocox_peer.peer.rounds.whereabouts import Whereabouts
 from dilocox_peer.peer.state.backup import Annals
 from dilocox_peer.peer.state.backup_exchange import fetch_chain, fetch_summary, trusted_first
 from dilocox_peer.peer.state.statesync import Agreed, fetch_digest, fetch_state
@@ -32,6 +33,7 @@ from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
 
 MEMBERS_ASKED, OTHERS_ASKED = 3, 2  # at a look
+DECISIVE_ASKED = 3  # and of those whose silence would decide
 STRANGERS_REACHED = 64  # at a look, of those that are in no roster here and were not reached at the last one
 ASK_ALL_S = 1.0  # between two looks at so many; those between ask one
 DIRECTORY_EVERY_S = 5.0
@@ -65,7 +67,12 @@ class Survey:
         self.stage = stage
         self._looks_on = annals is not None
         self.annals = annals or Annals(manifest, stage, verify)
-        self.annals.patience = Patience(patience_s, are_away=self._are_away, are_gone=self._are_gone)
+        self.annals.patience = Patience(
+            patience_s, are_away=self._are_away, are_gone=self._are_gone, elsewhere=self._elsewhere
+        )
+        self._whereabouts = Whereabouts()
+        self._asked_of: dict[PeerId, float] = {}  # when each was asked last
+        self._doubted: tuple[Collection[PeerId], float] = ((), float("-inf"))  # whose silence would decide, as of when
         self._find_every_s = find_every_s
         self._patience_s = patience_s
         self._began_at = float("inf")
@@ -124,6 +131,18 @@ class Survey:
         may_be_there = now - self._began_at < LEASES_S
         return self._looks_on and not any(self._listed.get(peer, may_be_there) for peer in voters)
 
+    def _elsewhere(self, voters: Sequence[PeerId], heads: Collection[Digest]) -> float:
+        self._doubted = voters, self._asked_at
+        return self._whereabouts.elsewhere(voters, heads)
+
+    def _decisive(self, now: float) -> Sequence[PeerId]:
+        """Voters to ask although others are to be trusted more, as a branch waits for them to be silent: those not asked for longest."""
+        voters, at = self._doubted
+        if now - at > self._patience_s:
+            return []
+        here = [peer for peer in self._reached if peer in voters]
+        return sorted(here, key=lambda peer: self._asked_of.get(peer, float("-inf")))[:DECISIVE_ASKED]
+
     @property
     def leases(self) -> Sequence[Lease]:
         """As the directory had them when it was last read."""
@@ -142,7 +161,7 @@ class Survey:
         if (not self._reached and not self._looks_on) or now - self._looked_at >= find_every_s:
             await self._find_soon()
             self._looked_at = now
-        asked = to_ask(self._by_trust(), self.annals.place.roster)
+        asked = list(dict.fromkeys([*to_ask(self._by_trust(), self.annals.place.roster), *self._decisive(now)]))
         if (
             self._looks_on and now - self._asked_at < ASK_ALL_S
         ):  # looks come soon after one another where rounds are short
@@ -151,11 +170,14 @@ class Survey:
             self._asked_at = now
         within_s = CHAIN_S
         for peer in asked:
+            self._asked_of[peer] = now = asyncio.get_running_loop().time()
+            self._whereabouts.asked(peer, now)
             try:
                 is_doubted = peer in self._failed and peer not in self.annals.place.roster
-                await fetch_chain(
+                head = await fetch_chain(
                     self._transport, peer, self.annals, AGAIN_S if is_doubted and within_s < CHAIN_S else within_s
                 )
+                self._whereabouts.said(peer, head)
                 within_s = GRACE_S
                 self._heard_at[peer] = asyncio.get_running_loop().time()
             except PeerUnavailable:
@@ -257,9 +279,21 @@ class Survey:
         self.is_unheld = not (self._leases or self._keepers or silent)
         known = {*self._reached, *self._keepers}
         self._failed = {peer: times for peer, times in self._failed.items() if peer in known}
-        self._heard_at = {
-            peer: at for peer, at in self._heard_at.items() if peer in {*known, *self.annals.place.voters}
-        }
+        self._asked_of = {peer: at for peer, at in self._asked_of.items() if peer in known}
+        remembered = {*known, *self.annals.place.voters}
+        self._heard_at = {peer: at for peer, at in self._heard_at.items() if peer in remembered}
+        self._note_who_is_there(remembered)
+
+    def _note_who_is_there(self, remembered: Collection[PeerId]) -> None:
+        """Voters that were not reached are asked no more: that is as if they did not answer."""
+        here, now = {*self._reached, *self._keepers}, asyncio.get_running_loop().time()
+        for peer in self._reached:
+            self._whereabouts.met(peer)
+        for peer in [*self._whereabouts.known]:
+            if peer not in remembered:
+                self._whereabouts.forget(peer)
+            elif peer not in here:
+                self._whereabouts.asked(peer, now)
 
     def _to_reach(self, leases: Sequence[Lease]) -> list[Lease]:
         """Those that were reached before or are in the roster, and some of the others at each look: they may be nothing but leases."""
