@@ -92,14 +92,18 @@ class Likeness:
         return past
 
     def is_agreed(self, peer: PeerId, now: float) -> bool:
-        """Whether what is usual for peer rests on its own past, or on more than one other: not on one's word against its."""
+        """Whether what is usual for peer rests on its own past, or on more than half of those that are heard, and more than one: not on the word of
+        whoever came first against all others'."""
         telling = {each for each, past in self._seen.items() if past.is_telling(now)}
-        return peer in telling or len(telling) >= LEAST_AGREED
+        num_heard = sum(now - past.claimed_at < FRESH_S for past in self._seen.values())
+        return peer in telling or (len(telling) >= LEAST_AGREED and 2 * len(telling) > num_heard)
 
     def halvings(self, peer: PeerId, strength: float, now: float) -> int:
         """How often what why_not has let pass is to be halved before it is worked with."""
         least, most = self._usual(peer, now) or (0.0, math.inf)
-        _, most = self._with_claims(least, most, now)
+        others = [each for each, past in self._seen.items() if each != peer and past.is_telling(now)]
+        if len(others) < LEAST_AGREED:  # else what claims let in weighs no more than what is usual: names cost nothing
+            _, most = self._with_claims(least, most, now)
         return 0 if strength <= PASSED * most else math.ceil(math.log2(strength / (PASSED * most)))
 
     def _is_confirmed(self, peer: PeerId, strength: float, about: Hashable, usual: float) -> bool:

@@ -116,6 +116,12 @@ def test_one_that_sends_more_than_the_others_does_not_end_their_round():
     assert follows(3, own=10, origins={**liar, FROM_B: (4, 2), FROM_C: (3, 2)}, certified_at_stage_0=2)
 
 
+def test_two_names_of_one_liar_through_honest_callers_do_not_end_the_round():
+    origins = {(caller, PeerId(f"honest {each}")): (3, 1) for caller in (B, C) for each in range(8)}
+    origins |= {(caller, PeerId(f"liar {each}")): (1000, 12) for caller in (B, C) for each in range(2)}
+    assert not follows(3, own=10, origins=origins, certified_at_stage_0=2)
+
+
 def test_a_caller_that_invents_origins_does_not_end_ours():
     """Many small ones, beside those of an honest caller of a stage before."""
     invented = {(A, PeerId(f"made up {index}")): (1000, 1) for index in range(40)}

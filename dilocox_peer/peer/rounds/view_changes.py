@@ -151,7 +151,9 @@ class ViewChanges:
         here = {*self._members.at(seat.place.head, now), seat.me}
         counted = self._counted(here.union(others))
         ready = here & counted
-        if len(ready - set(others)) <= len(counted.intersection(others)):
+        roster, gone = set(seat.place.roster), set(others)
+        ours, theirs = (len(ready - gone), len((here & roster) - gone)), (len(counted & gone), len(roster & gone))
+        if ours <= theirs:  # where as many voters are on both sides, those without a vote decide
             return False
         overdue = self.overdue(now)
         patience_s = len(ready) * seat.timing.view_turn_s + TRIES * 3 * seat.timing.view_wait_s

@@ -8,8 +8,8 @@ others, or when stage 0 has certified it. Else never for a peer that has done no
 """
 
 import statistics
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dilocox_peer.types import PeerId
 
@@ -107,9 +107,9 @@ def follows(
     """Whether a peer of a later stage should close the round that it trains.
 
     own: its own micro-batches in it. origins: by caller and origin, the latest round that work came of, and how many of our
-    recent micro-batches were theirs. Of those none is taken to have sent more than others, as for `_counted`: one that computes nothing sends
-    many times what honest ones do, and names any round. A caller counts as the median of the other callers at most; an origin, which may be
-    invented by its caller, as the largest of the others. Where two disagree, stage 0's certificate decides.
+    recent micro-batches were theirs. One that computes nothing sends many times what honest ones do, and names any round: an origin counts as
+    `_most_counted` of the others of its caller, which may have invented it, and a caller of the other callers. Where two disagree, stage 0's
+    certificate decides.
     """
     if certified_at_stage_0 >= round_number:
         return (
@@ -117,24 +117,25 @@ def follows(
         )
     if own == 0:
         return False
-    callers = _shares_counted(((caller, count) for (caller, _), (_, count) in origins.items()), statistics.median)
-    named = _shares_counted(((origin, count) for (_, origin), (_, count) in origins.items()), max)
-    recent = ahead = 0.0
-    for (caller, origin), (latest, count) in origins.items():
-        counted = count * callers[caller] * named[origin]
-        recent += counted
-        ahead += counted if latest > round_number else 0.0
+    of_callers: dict[PeerId, dict[PeerId, int]] = {}
+    for (caller, origin), (_, count) in origins.items():
+        of_callers.setdefault(caller, {})[origin] = count
+    counted = {caller: _most_counted(of_callers[caller]) for caller in of_callers}
+    sums = {caller: sum(each.values()) for caller, each in counted.items()}
+    shares = {caller: most / sums[caller] for caller, most in _most_counted(sums).items()}
+    recent = sum(shares[caller] * sums[caller] for caller in sums)
+    ahead = sum(
+        shares[caller] * counted[caller][origin]
+        for (caller, origin), (latest, _) in origins.items()
+        if latest > round_number
+    )
     return 2 * ahead > recent * (1 + ROUNDING)
 
 
-def _shares_counted(counts: Iterable[tuple[PeerId, int]], most: Callable[[list[int]], float]) -> dict[PeerId, float]:
-    """By peer, the share of what came of it that counts: so that it comes to `most` of the others' at most."""
-    sums: Counter[PeerId] = Counter()
-    for peer, count in counts:
-        sums[peer] += count
-    if len(sums) == 1:
-        return dict.fromkeys(sums, 1.0)
-    return {
-        peer: min(1.0, most([other for each, other in sums.items() if each != peer]) / count)
-        for peer, count in sums.items()
-    }
+def _most_counted(counts: Mapping[PeerId, float]) -> dict[PeerId, float]:
+    """What each is taken to have sent: the other's where there are two, and else at most twice the median of the others', as honest ones are of
+    unequal speed and nobody is to be waited for because he is slow."""
+    if len(counts) == 1:
+        return {**counts}
+    medians = {peer: statistics.median([count for each, count in counts.items() if each != peer]) for peer in counts}
+    return {peer: min(count, medians[peer] * (2 if len(counts) > 2 else 1)) for peer, count in counts.items()}
