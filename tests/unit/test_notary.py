@@ -311,13 +311,40 @@ def test_a_minority_is_not_vouched_for_while_a_quorum_is_heard_elsewhere_however
     assert office.notary.chain.head == branch[-1].head, "nobody else is heard any more"
 
 
+def answers_for(office: Office, peer: PeerId, seconds: float, certificates: list[Certificate]) -> None:
+    """Somebody is there all the time, so it is not our own line that is down."""
+    until = office.now + seconds
+    while office.now < until:
+        office.now = min(until, office.now + PATIENCE_S / 4)
+        office.show(peer, certificates)
+
+
+def test_while_nobody_answers_at_all_our_own_line_is_down_and_no_branch_is_gone_over_to(
+    office: Office, stage: CertifiedStage
+):
+    """A liar shows its branch once and waits until our router starts anew."""
+    office.show(A, stage.certificates[:4])
+    liar = SigningKey(bytes([9]) * 32)
+    place = place_after(GENESIS, stage.certificates[:4])
+    value = place.view_change([liar.peer_id])
+    vote = vote_for(acceptance(STAGE, place.head, place.view + 1, 0, value), 9999, liar.sign)
+    branch = [Certificate(STAGE, place.head, place.view + 1, 0, value, ((liar.peer_id, vote),))]
+    office.show(liar.peer_id, branch)
+    for _ in range(4):
+        office.now += AWAY_S
+        office.give(Tick())
+        assert office.notary.chain.head == stage.certificates[3].head
+    office.show(liar.peer_id, branch)  # it is the first to answer again
+    assert office.notary.chain.head == stage.certificates[3].head
+
+
 @pytest.mark.parametrize("is_heard", [True, False])
 def test_newcomers_who_go_on_alone_are_vouched_for_once_no_voter_was_heard_for_long(
     office: Office, stage: CertifiedStage, is_heard: bool
 ):
     office.show(A, stage.certificates[:4])
-    office.now += AWAY_S - 1.0
     newcomer = SigningKey(bytes([9]) * 32)
+    answers_for(office, newcomer.peer_id, AWAY_S - 1.0, stage.certificates[:4])
     place = place_after(GENESIS, stage.certificates[:4])
     branch = []
     for number in range(4):
@@ -333,7 +360,7 @@ def test_newcomers_who_go_on_alone_are_vouched_for_once_no_voter_was_heard_for_l
     assert office.notary.chain.head == stage.certificates[3].head
     if is_heard:
         office.give(Received(B, GetChain(STAGE, GENESIS.head, 0, (GENESIS.head,))))
-    office.now += PATIENCE_S
+    answers_for(office, newcomer.peer_id, PATIENCE_S, branch)
     office.give(Tick())
     assert (office.notary.chain.head == branch[-1].head) == (not is_heard)
     assert (office.vouched[-1] > 3) == (not is_heard)
@@ -347,7 +374,7 @@ def test_what_nobody_has_any_more_is_given_up_for_those_who_go_on_but_nothing_th
     signed, heads = office.notary.checkpoint.height, [each.head for each in stage.certificates]
     office.give(TailLost(heads[7]))
     assert office.notary.chain.height == 9, "its voters were heard a moment ago"
-    office.now += AWAY_S
+    answers_for(office, SigningKey(bytes([9]) * 32).peer_id, AWAY_S, stage.certificates[:9])
     office.give(TailLost(heads[signed - 2]), TailLost(b"?" * 32))  # type: ignore[arg-type]
     assert office.notary.chain.height == 9, "it is signed"
     office.give(TailLost(heads[7]))

@@ -112,7 +112,7 @@ class Notary:
         self._timing = timing
         self._rng = rng
         self._patience_s = patience_s
-        self._whereabouts = Whereabouts()
+        self._whereabouts = Whereabouts(patience_s / 2)
         self._patience = Patience(patience_s, are_away=self._are_away, elsewhere=self._whereabouts.elsewhere)
         self._away_s = away_s
         self._began_at = now
@@ -236,6 +236,9 @@ class Notary:
             self._heard_at[sender] = self._now
         actions: list[Action] = []
         reason: str | None = None
+        if self._whereabouts.is_cut_off(self._now):
+            self._began_at = self._now
+        self._whereabouts.heard(self._now)
         if isinstance(message, Heartbeat | ChainPage) and sender in self._known:
             self._whereabouts.said(sender, message.head)
         match message:
@@ -340,6 +343,8 @@ class Notary:
 
     def _are_away(self, voters: Collection[PeerId], now: float) -> bool:
         since = now - self._away_s
+        if self._whereabouts.is_cut_off(now):
+            return False
         return self._began_at <= since and all(self._heard_at.get(peer, since) <= since for peer in voters)
 
     def _give_up_after(self, head: Digest) -> list[Action]:
