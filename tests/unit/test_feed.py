@@ -118,7 +118,7 @@ def test_what_is_left_of_a_chunk_goes_before_the_next(made):
         first, end = opened.unit(units[0].number)
         tokens += end - first
         sequences, rest = sequences_and_rest(
-            units, lambda _shard, opened=opened: opened, context=2 * UNIT_TOKENS, seed=SEED, stretch=stretch,
+            units, {units[0].shard: opened}.__getitem__, context=2 * UNIT_TOKENS, seed=SEED, stretch=stretch,
             packing="concatenate", before=rest,
         )  # fmt: skip
         counts.append(len(sequences))
