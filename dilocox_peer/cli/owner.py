@@ -238,9 +238,8 @@ def _heed_past(last: int, flags: OwnerFlags, manifest: Manifest, newest_round: i
             f"owner {flags.what} {last}: a run that is past that round ends at once, for good, and which round this one is at is not"
             f" known here: {remedy}"
         )
-    least = (
-        newest_round + (AHEAD if manifest.stages.count > 1 else 0) + 1
-    )  # several stages hear of it one after another
+    # Several stages hear of it one after another.
+    least = newest_round + (AHEAD if manifest.stages.count > 1 else 0) + 1
     if last < least:
         raise ConfigError(
             f"owner {flags.what} {last}: the run is at round {newest_round} and would end at once, for good: name round {least} or a"

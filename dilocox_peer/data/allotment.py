@@ -163,9 +163,8 @@ class Handout:
         self._next = 0  # place of the row
         self._handed: list[tuple[int, int]] = []  # of this epoch, as intervals that do not touch
         self._accounts: dict[PeerId, _Account] = {}
-        self._expected: deque[int] = deque(
-            maxlen=PLANNED_AHEAD + 1
-        )  # tokens a round, as the newest certificates have them
+        # Tokens a round, as the newest certificates have them.
+        self._expected: deque[int] = deque(maxlen=PLANNED_AHEAD + 1)
 
     def part(self, before: Sequence[PeerId], roster: Sequence[PeerId]) -> None:
         """A view change from the roster `before` to this one: from here on hands out from a place that no other branch begins at. A

@@ -80,9 +80,8 @@ class Feed:
         self._waiting: deque[npt.NDArray[np.int64]] = deque()  # sequences that are in no micro-batch yet
         self._rest = np.empty(0, np.int64)  # tokens that were too few for a sequence
         self._made = 0  # sequences
-        self._chunks: deque[tuple[int, Stretch]] = (
-            deque()
-        )  # the newest, each with how many sequences were made before it
+        # The newest, each with how many sequences were made before it.
+        self._chunks: deque[tuple[int, Stretch]] = deque()
         self._lanes = 0
         self._faults: set[str] = set()
         self._units = max(1, -(-CHUNK_BATCHES * batch * context // UNIT_TOKENS))

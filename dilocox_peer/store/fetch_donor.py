@@ -8,9 +8,8 @@ from dilocox_peer.store.outline import CHUNK_BYTES, Outline
 from dilocox_peer.types import PeerId
 
 UNMEASURED_S = 2.0  # a donor that has sent nothing yet is not called slow before
-UNTRIED = (
-    16  # donors that were asked for outlines and not for bytes yet; the next ones are asked when some of them were
-)
+# Donors that were asked for outlines and not for bytes yet: the next ones are asked when some of them were.
+UNTRIED = 16
 IMPATIENT_S = 3.0  # with a donor that does not say what the thing is made of, before the next is asked too
 
 

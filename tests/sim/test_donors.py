@@ -6,6 +6,7 @@ from functools import partial
 import msgspec
 import pytest
 
+from dilocox_peer.peer.rounds import anchorage
 from dilocox_peer.peer.rounds.contract import FetchState, PeerFound, StateMissing
 from dilocox_peer.peer.rounds.timing import WANTED_S
 from dilocox_peer.types import PeerId
@@ -104,3 +105,16 @@ def test_a_stranger_that_is_met_first_is_left_for_the_members(seed: int) -> None
     assert first is not None
     assert JOINER in first.roster
     assert joiner.num_asked >= 2
+
+
+def test_of_those_that_come_while_a_state_is_copied_voters_are_asked_beyond_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names come and go as long as a copy takes; the run's voters are few."""
+    monkeypatch.setattr(anchorage, "MAX_DONORS", 0)
+    world = StrangersWorld(0, 12)
+    joiner = world.join(seconds=SOON_S, unheard=frozenset(RUN), unheard_s=3.0)
+    first = world.nodes[RUN[0]].machine
+    assert first is not None
+    assert JOINER in first.roster
+    assert joiner.num_asked >= 1

@@ -145,6 +145,8 @@ def _is_newcomer(peer: PeerId) -> bool:
 class _Hasty(ViewChanges):
     """The hostile one writes a view change of itself and what newcomers there are before the others may write theirs."""
 
+    takes_newcomers = True
+
     def advance(self, now: float) -> list[Action]:
         seat, since = self._seat, self._lost_since
         if (
@@ -154,7 +156,8 @@ class _Hasty(ViewChanges):
             or now < since + self.patience_s / 2 + 0.3
         ):
             return super().advance(now)
-        roster = [peer for peer in seat.place.roster if peer == HOSTILE or _is_newcomer(peer)]
+        others = set(filter(_is_newcomer, seat.place.roster)) if self.takes_newcomers else set()
+        roster = [peer for peer in seat.place.roster if peer == HOSTILE or peer in others]
         number, value = seat.place.view + 1, seat.place.view_change(roster)
         votes = seat.vote(view_change_signed=number, view_change=value)
         said = acceptance(seat.place.stage, seat.place.head, number, 0, value)
@@ -230,6 +233,33 @@ def test_newcomers_without_a_vote_do_not_make_one_voter_more_than_two(monkeypatc
     for node in left:
         assert machine_of(node).round > began + 10
         assert {each.peer for each in left} <= set(machine_of(node).voters)
+
+
+class _LonelyWhenOn(_WhenOn):
+    takes_newcomers = False
+
+
+class _ByItself(Drafts):
+    """And it stays alone in its roster."""
+
+    def _value(self, entries: list[Entry], now: float, results: tuple[Result, ...] = ()) -> Value:  # type: ignore[override]
+        value = super()._value(entries, now, results)
+        is_alone = self._seat.me == HOSTILE and self._seat.place.roster == (HOSTILE,)
+        return msgspec.structs.replace(value, roster=(HOSTILE,)) if is_alone else value
+
+
+def test_of_two_voters_that_are_left_the_one_that_newcomers_are_with_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting voters alone, one was as many as the other, and everybody followed whoever was first: into a roster of one."""
+    machine = machine_with(_ByItself, view_changes=_LonelyWhenOn)
+    world, founders = _open_run(machine, 4, 5)
+    monkeypatch.setattr(_WhenOn, "is_on", True)
+    _lose(founders[:2])
+    left = [node for node in world.up() if node.peer != HOSTILE]
+    began = machine_of(left[0]).round
+    world.run(world.now + 120.0)
+    for node in left:
+        assert machine_of(node).round > began + 10
+        assert {each.peer for each in left} <= set(machine_of(node).roster)
 
 
 class _Apart(Ballots):

@@ -290,3 +290,28 @@ def test_one_word_against_another_is_no_agreement() -> None:
     assert likeness.is_agreed(HONEST[0], 0.0)
     assert not likeness.is_agreed(LIAR, 0.0)
     assert seen(HONEST[:2], random.Random(10)).is_agreed(LIAR, 0.0)
+
+
+def test_what_most_claim_is_worked_with_no_stronger_than_what_is_usual_where_others_stand_for_that() -> None:
+    """Names are free: five of them claimed bodies a million times as strong, and those were worked with as they were."""
+    likeness, taken = seen(HONEST[:4], random.Random(11)), []
+    names = [PeerId(f"name {each}") for each in range(5)]
+    for second in range(20):
+        for name in names:
+            strength = 1.0 if second < 8 else 1e6
+            if likeness.why_not(name, strength, float(second)) is None:
+                taken.append(strength / 2 ** likeness.halvings(name, strength, float(second)))
+    assert max(taken) <= 4 * 2
+
+
+def test_two_that_come_first_do_not_end_the_links_of_all_others() -> None:
+    """What is refused of honest peers is no fault of theirs as long as those that say what is usual are not most of those that are heard."""
+    likeness = Likeness("activations", refuses_weak=True)
+    for name in ("first", "second"):
+        for second in range(4):
+            assert likeness.why_not(PeerId(name), 1e-3, float(second)) is None
+    for second in range(4, 16):
+        for peer in HONEST[:5]:
+            if likeness.why_not(peer, 1.0, float(second)) is not None:
+                assert second < 8
+                assert second == 4 or not likeness.is_agreed(peer, float(second))

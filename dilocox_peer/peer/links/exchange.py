@@ -84,7 +84,7 @@ class Exchange:
 
     def take(self, peer: PeerId, raw: bytes, body: memoryview, wire_s: float) -> None:
         """A frame of a neighbour, which took wire_s to come in. Raises ProtocolError, and takes nothing of it then, but that its body was refused. A body that
-        is refused for its strength breaks the protocol only where most of its sender's are, by what more than one other sends: it may have passed on what
+        is refused for its strength breaks the protocol only where most of its sender's are, by what most others send: it may have passed on what
         another began with."""
         if peer in self.banned:
             raise ProtocolError(peer, "the run's owner has banned it")
@@ -155,7 +155,7 @@ class Exchange:
         return None, halvings
 
     def _is_agreed(self, peer: PeerId, message: Step | Grad) -> bool:
-        """Whether more than one other says what is usual: else it is one's word against another's, and the one that came first may be who lies."""
+        """Whether most of those that are heard say what is usual (Likeness.is_agreed): else those that came first may be who lies."""
         likeness = self._activations if isinstance(message, Step) else self._gradients
         return likeness.is_agreed(peer, time.monotonic())
 

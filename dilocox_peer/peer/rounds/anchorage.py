@@ -17,6 +17,7 @@ from dilocox_peer.peer.rounds.timing import MAX_REPLAYED, Timing
 from dilocox_peer.types import Digest, PeerId
 
 MAX_HOLLOW = 512  # peers remembered that gave no state
+MAX_DONORS = 1024  # of one state, and the voters beside them: names come and go as long as a copy takes
 _HeldState = tuple[Digest, tuple[PeerId, ...], bytes]
 """A head, who holds the state there, and its digest."""
 
@@ -217,7 +218,8 @@ class Anchorage:
         holders = {peer for peer in self._members.at(head, now) if self._said(peer) == fetching.digest}
         if path is not None and head in path.index_of and self._certified_digest(head, path) == fetching.digest:
             holders.update(self._lagging(head, path, now)[0])
-        fetching.donors += self._ranked(holders.difference(fetching.donors), voters)
+        found, room = self._ranked(holders.difference(fetching.donors), voters), MAX_DONORS - len(fetching.donors)
+        fetching.donors += tuple(peer for place, peer in enumerate(found) if place < room or peer in voters)
         fetching.pace.came(share, now)
         asked = voters.intersection(fetching.donors)
         others = self._holding(path, voters, now).difference(asked, self._left)

@@ -27,9 +27,8 @@ from dilocox_peer.wire.rounds import Directed, ViewAnswer, ViewCall, ViewPropose
 
 TRIES = 2  # view changes of ours that another's is made to wait for
 UNSIGNED = 2  # times; then it is in no roster that we propose here
-MAX_NUMBER_AHEAD = (
-    1 << 20
-)  # by which one sender may raise the number at a head, in all: else it would use up the MAX_VIEWS of it
+# By which one sender may raise the number at a head, in all: else it would use up the MAX_VIEWS of it.
+MAX_NUMBER_AHEAD = 1 << 20
 MAX_IN_VAIN = 6  # view changes in a row after which the patience doubles no more
 
 
@@ -311,9 +310,8 @@ class ViewChanges:
             self._call = None
             self._failed += 1
             view_wait_s = self._seat.timing.view_wait_s
-            unheeded_s = (
-                pause_s(self._failed, view_wait_s) - 2 * view_wait_s
-            )  # of which this one has taken the first part
+            # This proposal has taken the first part of the pause.
+            unheeded_s = pause_s(self._failed, view_wait_s) - 2 * view_wait_s
             self._not_before = now + max(view_wait_s * self._seat.owner.rng.random(), unheeded_s)
             return []
         return self._ask_again(call, now)
