@@ -5,7 +5,7 @@ until there is one. With the slot granted and the output there, the body is sent
 
 When a callee
 
-    is late            it is asked whether it still knows (`_overdue`); silent, or late again and again: elsewhere
+    is late            it is asked whether it still knows (`_overdue`); silent, or late again and again: elsewhere, and it is left alone (lateness.py)
     refuses            it is left alone for a while, the longer the longer it kept the call, and that goes elsewhere (`on_refuse`)
     lies               what it answers cannot be: the same (`refuse`)
     dies               its link goes down: all its calls go elsewhere, what it had is sent again (`lost`); left alone when it is back, if it kept them long
@@ -21,7 +21,6 @@ output is kept until the gradient is here, so nothing is computed twice on our s
 import heapq
 import math
 import random
-from collections import OrderedDict
 from collections.abc import Callable
 
 from dilocox_peer.pipeline.checks import Checks
@@ -35,6 +34,7 @@ from dilocox_peer.pipeline.contract import (
     MicroBatchResent,
 )
 from dilocox_peer.pipeline.flight import MOSTLY_NOTHING, NOT_FINITE, NOT_TAKEN, CallPhase, Flight, State, Tray
+from dilocox_peer.pipeline.lateness import Lateness
 from dilocox_peer.pipeline.neighbourhood import Neighbourhood, Role
 from dilocox_peer.pipeline.outcomes import Outcomes
 from dilocox_peer.pipeline.routes import AnswerTimes, Callee, choose
@@ -56,7 +56,6 @@ MAX_CHECKS = 2  # under way: each holds an output and a gradient
 HOPELESS = 2  # callees that come to nothing with a micro-batch
 HOPELESS_ALONE = 3  # answers of the only callee that cannot be one
 WAITS = 8  # times refused_s, for a callee that takes what has come to nothing elsewhere
-MAX_REMEMBERED = 512  # callees that were late, linked or not
 LONGEST = 8  # times as long as another callee has for the same, and overdue_start_s more: whatever it says meanwhile
 
 
@@ -75,9 +74,7 @@ class Downstream:
         self._num_checks = 0
         self._calls: dict[int, Flight] = {}
         self._returned: list[tuple[int, Flight]] = []  # heap, oldest forward first
-        self._late: OrderedDict[PeerId, tuple[int, float]] = (
-            OrderedDict()
-        )  # how often, and until when each is avoided: a new link forgives nothing
+        self._lateness = Lateness(desk.timing)
         self._hopeless: list[Flight] = []  # two callees, or the only one that takes work, came to nothing with them
         self._outcomes = Outcomes()  # of callees
         self.resent = 0
@@ -228,8 +225,7 @@ class Downstream:
     def linked(self, peer: PeerId) -> None:
         """One more callee: it may be a known liar, or one that was late before its link went."""
         callee = self._known.callees[peer]
-        callee.late, avoid_until = self._late.get(peer, (0, -math.inf))
-        callee.avoid_until = max(self._checks.out_until(peer), avoid_until)
+        callee.avoid_until = max(self._checks.out_until(peer), self._lateness.until(peer))
         self.unpark()
 
     def compared(self, compared: Compared) -> None:
@@ -299,6 +295,8 @@ class Downstream:
             self._shun(callees[peer])
         has_had_its_time = flight.is_probed or flight.probes >= desk.timing.patient_probes
         if is_at_end or (has_had_its_time and self._untried(flight)):
+            if flight.is_probed:
+                callees[peer].avoid_until = max(callees[peer].avoid_until, self._lateness.was_silent(peer, desk.now))
             flight.moves += 1
             flight.probes = 0
             desk.send(peer, Cancel(*flight.id, flight.call))
@@ -314,15 +312,8 @@ class Downstream:
         desk.send(peer, Reserve(*flight.id, flight.call, flight.round))
 
     def _shun(self, callee: Callee) -> None:
-        """It kept something for far too long: it gets nothing for a while, for twice as long each time."""
-        timing = self._desk.timing
-        pause_s = min(timing.leaving_s * (1 << min(callee.late, 8)), timing.overdue_cap_s)
-        callee.late += 1
-        callee.avoid_until = max(callee.avoid_until, self._desk.now + pause_s)
-        self._late[callee.peer] = callee.late, callee.avoid_until
-        self._late.move_to_end(callee.peer)
-        while len(self._late) > MAX_REMEMBERED:
-            self._late.popitem(last=False)
+        """It kept something for far too long: it gets nothing for a while."""
+        callee.avoid_until = max(callee.avoid_until, self._lateness.kept(callee.peer, self._desk.now))
 
     def _move(self, flight: Flight, reason: str) -> None:
         """To another callee, or parked until there is one. A linked old callee has been told."""
@@ -492,6 +483,7 @@ class Downstream:
         """The first gradient wins; whoever else has the call is told to leave it."""
         self._end(flight)
         self._outcomes.fruitful(peer)
+        self._lateness.answered(peer)
         if flight.phase is CallPhase.SENT and flight.callee == peer:
             self._known.callees[peer].answers.observe(self._desk.now - flight.phase_since)
         current = self._leave_callee(flight)

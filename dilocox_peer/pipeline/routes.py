@@ -96,7 +96,6 @@ class Callee:
     known_outstanding: int = 0  # the same, when its last HopStatus came
     behind: int | None = None
     avoid_until: float = 0.0  # it refused: leave it alone until then
-    late: int = 0  # how often it kept something for far too long
     calls: set[int] = field(default_factory=set)
 
     @property

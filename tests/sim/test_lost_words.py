@@ -88,7 +88,9 @@ def _usual_s() -> float:
     return _played(None)[0]
 
 
-@pytest.mark.parametrize("loses", [_no_offer, _no_word, _no_inputs, _no_averages])
+@pytest.mark.parametrize(
+    "loses", [_no_offer, *(pytest.param(each, marks=pytest.mark.slow) for each in (_no_word, _no_inputs, _no_averages))]
+)
 def test_what_one_never_hears_or_says_costs_little_time(loses: Loses) -> None:
     """3 to 6 s and more where the words of all were waited for. No contribution but that of who offers nothing to who leads."""
     took_s, least = _played(loses)

@@ -10,7 +10,11 @@ UNDISTURBED = 26  # rounds in that time of eight honest peers, of the first thre
 
 @pytest.mark.parametrize(
     ("hostile", "rounds", "first_s"),
-    [(0, UNDISTURBED, 40.0), (1, 0.75 * UNDISTURBED, 65.0), (2, 0.45 * UNDISTURBED, 90.0)],
+    [
+        pytest.param(0, UNDISTURBED, 40.0, marks=pytest.mark.slow),
+        pytest.param(1, 0.75 * UNDISTURBED, 65.0, marks=pytest.mark.slow),
+        (2, 0.45 * UNDISTURBED, 90.0),
+    ],
 )
 def test_in_slices_who_trickles_is_soon_left_out(hostile: int, rounds: float, first_s: float) -> None:
     cost = play(0, 8, hostile, 16, 200.0)

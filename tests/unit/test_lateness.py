@@ -1,0 +1,45 @@
+"""How long a callee that was late or silent is left alone."""
+
+import math
+
+from dilocox_peer.pipeline.contract import HopTiming
+from dilocox_peer.pipeline.lateness import MAX_REMEMBERED, SILENCES, Lateness
+from dilocox_peer.types import PeerId
+
+A, B = PeerId("a"), PeerId("b")
+TIMING = HopTiming()
+
+
+def test_silence_is_left_alone_for_longer_each_time_until_a_gradient_comes() -> None:
+    lateness, now, paused = Lateness(TIMING), 0.0, []
+    for _ in range(6):
+        until = lateness.was_silent(A, now)
+        paused.append(until - now)
+        now = until
+    assert paused[:3] == [TIMING.refused_s * SILENCES**times for times in (1, 2, 3)]
+    assert paused[-1] == TIMING.overdue_cap_s
+    lateness.answered(A)
+    assert lateness.was_silent(A, now) - now == paused[0]
+    assert lateness.until(B) == -math.inf
+
+
+def test_several_that_it_is_silent_about_at_once_count_as_one() -> None:
+    lateness = Lateness(TIMING)
+    assert {lateness.was_silent(A, now) for now in (0.0, 1.0, 2.0)} == {TIMING.refused_s * SILENCES}
+
+
+def test_a_short_silence_does_not_end_a_longer_pause() -> None:
+    lateness = Lateness(TIMING)
+    until = lateness.kept(A, 0.0)
+    assert until == TIMING.leaving_s
+    lateness.answered(A)
+    assert lateness.was_silent(A, 1.0) == lateness.until(A) == until
+    assert lateness.kept(A, until) == until + 2 * TIMING.leaving_s
+
+
+def test_so_many_are_remembered() -> None:
+    lateness = Lateness(TIMING)
+    for number in range(MAX_REMEMBERED + 1):
+        lateness.kept(PeerId(f"p{number}"), 0.0)
+    assert lateness.until(PeerId("p0")) == -math.inf
+    assert lateness.until(PeerId(f"p{MAX_REMEMBERED}")) > 0
