@@ -483,7 +483,7 @@ class Downstream:
         """The first gradient wins; whoever else has the call is told to leave it."""
         self._end(flight)
         self._outcomes.fruitful(peer)
-        self._lateness.answered(peer)
+        self._lateness.answered(peer, self._desk.now)
         if flight.phase is CallPhase.SENT and flight.callee == peer:
             self._known.callees[peer].answers.observe(self._desk.now - flight.phase_since)
         current = self._leave_callee(flight)

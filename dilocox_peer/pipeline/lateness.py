@@ -8,13 +8,14 @@ from dilocox_peer.pipeline.contract import HopTiming
 from dilocox_peer.types import PeerId
 
 MAX_REMEMBERED = 512  # callees, linked or not
-SILENCES = 4  # times as long is it left alone, each time that it gives no answer to a question and nothing to what others answered meanwhile
+SILENCES = 4  # times as long is it left alone, each time
 
 
 @dataclass(slots=True)
 class _Lapses:
     late: int = 0  # how often it kept something for far too long
-    silent: int = 0  # how often it did not even say that it has it, since its last gradient
+    silent: int = 0  # how often it did not even say that it has it, less one for each `leaving_s` in which it worked
+    working_since: float = math.inf  # its first gradient after that
     until: float = -math.inf
 
 
@@ -39,17 +40,20 @@ class Lateness:
 
     def was_silent(self, peer: PeerId, now: float) -> float:
         """Asked whether it still has something it said nothing, and that goes elsewhere. Left alone for some seconds, as all are late at once where a
-        machine is busy; until it has done something four times as long each time, as what a step waits for is held up each time. Until when."""
+        machine is busy; four times as long each time, as what a step waits for is held up each time. Until when."""
         record = self._record(peer)
         if record.until > now:  # of several at once the first counts
             return record.until
-        record.silent += 1
+        worked_s = max(0.0, now - record.working_since)
+        record.silent = max(0, record.silent - int(worked_s / self._timing.leaving_s)) + 1
+        record.working_since = math.inf
         return self._leave_alone(record, self._timing.refused_s * SILENCES ** min(record.silent, 8), now)
 
-    def answered(self, peer: PeerId) -> None:
-        """With a gradient that is taken: by lesser words one could be silent for ever."""
+    def answered(self, peer: PeerId, now: float) -> None:
+        """With a gradient that is taken: lesser words are free, and one gradient for each silence is cheap."""
         if peer in self._records:
-            self._records[peer].silent = 0
+            record = self._records[peer]
+            record.working_since = min(record.working_since, now)
 
     def _record(self, peer: PeerId) -> _Lapses:
         record = self._records.setdefault(peer, _Lapses())

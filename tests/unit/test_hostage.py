@@ -54,7 +54,7 @@ def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 900) -> tup
             peer, message = each.peer, each.message
             if isinstance(message, Step):
                 take(machine.handle(StepSent(peer, message), now))
-            is_good = peer == HONEST or now < GOOD_S
+            is_good = peer == HONEST or now < GOOD_S or (lie == "now and then" and getattr(message, "call", 0) % 2 == 0)
             if is_good and isinstance(message, Reserve):
                 todo.append((peer, SlotGrant(*message.id, message.call), None))
             if is_good and isinstance(message, Step):
@@ -129,6 +129,7 @@ def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 900) -> tup
     "lie",
     [
         "silent",
+        "now and then",
         "unasked",
         "moves up",
         "works",
@@ -145,8 +146,9 @@ def test_a_callee_that_grants_nothing_stops_nobody(mode: Literal["carry", "flush
     )
 
 
+@pytest.mark.parametrize("lie", ["silent", "now and then"])
 @pytest.mark.parametrize("mode", ["carry", "flush"])
-def test_one_that_falls_silent_costs_seconds(mode: Literal["carry", "flush"]) -> None:
+def test_one_that_falls_silent_costs_seconds(mode: Literal["carry", "flush"], lie: str) -> None:
     """It was asked again as soon as something had gone elsewhere, and held up each step for six seconds: 2 to 10 in a minute, for a quarter of an hour."""
-    steps, _, _ = played(mode, "silent", seconds=300)
+    steps, _, _ = played(mode, lie, seconds=300)
     assert steps > 1500  # of about 1,750

@@ -10,7 +10,7 @@ A, B = PeerId("a"), PeerId("b")
 TIMING = HopTiming()
 
 
-def test_silence_is_left_alone_for_longer_each_time_until_a_gradient_comes() -> None:
+def test_silence_is_left_alone_for_longer_each_time() -> None:
     lateness, now, paused = Lateness(TIMING), 0.0, []
     for _ in range(6):
         until = lateness.was_silent(A, now)
@@ -18,9 +18,20 @@ def test_silence_is_left_alone_for_longer_each_time_until_a_gradient_comes() -> 
         now = until
     assert paused[:3] == [TIMING.refused_s * SILENCES**times for times in (1, 2, 3)]
     assert paused[-1] == TIMING.overdue_cap_s
-    lateness.answered(A)
-    assert lateness.was_silent(A, now) - now == paused[0]
     assert lateness.until(B) == -math.inf
+
+
+def test_a_silence_is_forgiven_for_each_minute_of_work_and_not_for_one_gradient() -> None:
+    lateness, now = Lateness(TIMING), 0.0
+    for times in (1, 2, 3):
+        now = lateness.was_silent(A, now)
+        lateness.answered(A, now)
+        assert lateness.until(A) == now, times
+    until = lateness.was_silent(A, now + 2 * TIMING.leaving_s)
+    assert until - now - 2 * TIMING.leaving_s == TIMING.refused_s * SILENCES**2
+    lateness.answered(A, until)
+    lateness.answered(A, until + 1e6)
+    assert lateness.was_silent(A, until + 1e6) - until - 1e6 == TIMING.refused_s * SILENCES
 
 
 def test_several_that_it_is_silent_about_at_once_count_as_one() -> None:
@@ -32,7 +43,7 @@ def test_a_short_silence_does_not_end_a_longer_pause() -> None:
     lateness = Lateness(TIMING)
     until = lateness.kept(A, 0.0)
     assert until == TIMING.leaving_s
-    lateness.answered(A)
+    lateness.answered(A, 1.0)
     assert lateness.was_silent(A, 1.0) == lateness.until(A) == until
     assert lateness.kept(A, until) == until + 2 * TIMING.leaving_s
 
