@@ -53,6 +53,7 @@ def test_carry_reaches_95_percent_of_the_ideal(layout: tuple[int, ...], latency_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("latency_s", [0.0, 0.02])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_carry_reaches_95_percent_of_the_ideal_at_many_speeds_and_flush_is_told(
