@@ -114,9 +114,7 @@ class Checks:
     ) -> PeerId | None:
         """The one that is to compute as well what first has just answered; None: it is not checked. had: others that had it already."""
         suspect = self._suspects.get(first)
-        usable = [
-            peer for peer, each in callees.items() if peer != first and each.avoid_until <= now and peer not in had
-        ]
+        usable = [peer for peer, each in callees.items() if peer != first and each.is_open(now) and peer not in had]
         if not usable:
             return None
         near = [peer for peer in usable if not callees[peer].is_far]

@@ -141,7 +141,7 @@ class Downstream:
     def _others(self, peer: PeerId | None) -> list[Callee]:
         """Those that may be asked now, but for peer."""
         now = self._desk.now
-        return [each for other, each in self._known.callees.items() if other != peer and each.avoid_until <= now]
+        return [each for other, each in self._known.callees.items() if other != peer and each.is_open(now)]
 
     def _untried(self, flight: Flight) -> list[Callee]:
         """Those of the others at which it has not come to nothing."""
@@ -225,7 +225,7 @@ class Downstream:
     def linked(self, peer: PeerId) -> None:
         """One more callee: it may be a known liar, or one that was late before its link went."""
         callee = self._known.callees[peer]
-        callee.avoid_until = max(self._checks.out_until(peer), self._lateness.until(peer))
+        callee.avoid_until, callee.late_until = self._checks.out_until(peer), self._lateness.until(peer)
         self.unpark()
 
     def compared(self, compared: Compared) -> None:
@@ -254,13 +254,17 @@ class Downstream:
 
     def lost(self, callee: Callee) -> None:
         """The link to a callee is down, and it is off the books: what it had goes elsewhere. One that keeps what it has for longer than others take, and
-        then is gone, would never be found late."""
-        now, flights = self._desk.now, [self._calls[call] for call in callee.calls]
-        kept_s = max((now - flight.kept_since for flight in flights if self._has_it(flight)), default=0.0)
+        then is gone, would never be found late. Counted is the time in which others were heard: where our own line is down, all links are lost."""
+        until, flights = self._heard_others(callee.peer), [self._calls[call] for call in callee.calls]
+        kept_s = max((until - flight.kept_since for flight in flights if self._has_it(flight)), default=0.0)
         if kept_s > min((each.answers.patience_s for each in self._others(callee.peer)), default=math.inf):
             self._shun(callee)
         for call in sorted(callee.calls):
             self._move(self._calls[call], "unlinked")
+
+    def _heard_others(self, peer: PeerId) -> float:
+        """When the newest message of another callee came: until then our own line was up, and we were not stopped."""
+        return max((each.heard_at for other, each in self._known.callees.items() if other != peer), default=-math.inf)
 
     def unpark(self) -> None:
         """Another callee is linked, or may be asked now."""
@@ -295,8 +299,8 @@ class Downstream:
             self._shun(callees[peer])
         has_had_its_time = flight.is_probed or flight.probes >= desk.timing.patient_probes
         if is_at_end or (has_had_its_time and self._untried(flight)):
-            if flight.is_probed:
-                callees[peer].avoid_until = max(callees[peer].avoid_until, self._lateness.was_silent(peer, desk.now))
+            if flight.is_probed and self._heard_others(peer) > flight.probed_at:
+                callees[peer].late_until = self._lateness.was_silent(peer, desk.now)
             flight.moves += 1
             flight.probes = 0
             desk.send(peer, Cancel(*flight.id, flight.call))
@@ -306,14 +310,14 @@ class Downstream:
         times = callee.answers if flight.phase is CallPhase.SENT else callee.grants
         times.observe(desk.now - flight.phase_since)
         flight.probes += 1
-        flight.is_probed = True
+        flight.is_probed, flight.probed_at = True, desk.now
         floor_s = desk.timing.overdue_floor_s
         flight.due = desk.now + callee.rtt_s + floor_s * (1 << min(flight.moves + flight.probes, 5))
         desk.send(peer, Reserve(*flight.id, flight.call, flight.round))
 
     def _shun(self, callee: Callee) -> None:
         """It kept something for far too long: it gets nothing for a while."""
-        callee.avoid_until = max(callee.avoid_until, self._lateness.kept(callee.peer, self._desk.now))
+        callee.late_until = self._lateness.kept(callee.peer, self._desk.now)
 
     def _move(self, flight: Flight, reason: str) -> None:
         """To another callee, or parked until there is one. A linked old callee has been told."""
@@ -397,7 +401,7 @@ class Downstream:
         if self._others(peer):  # or it could keep each up to the end of our patience, and be asked again
             if not is_for_us:
                 pause_s = min(max(pause_s, LONGEST * kept_s), timing.overdue_cap_s)
-            if kept_s > timing.overdue_start_s and callee.avoid_until <= now:  # of several at once the first counts
+            if kept_s > timing.overdue_start_s and callee.is_open(now):  # of several at once the first counts
                 self._shun(callee)
         callee.avoid_until = max(callee.avoid_until, now + pause_s)
 

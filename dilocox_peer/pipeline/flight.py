@@ -77,6 +77,7 @@ class Flight:
     moves: int = 0  # to other callees because it was overdue; each doubles the patience
     probes: int = 0  # of its callee since it moved up in the line
     is_probed: bool = False  # asked whether it is still known, and not answered yet
+    probed_at: float = 0.0
     position: int = MAX_WINDOW  # in the callee's line, as last told
     moments: dict[str, float] | None = None
     failed_at: set[PeerId] = field(

@@ -53,7 +53,8 @@ class Lateness:
         """With a gradient that is taken: lesser words are free, and one gradient for each silence is cheap."""
         if peer in self._records:
             record = self._records[peer]
-            record.working_since = min(record.working_since, now)
+            # Not before it may be asked again: what it keeps back until it is told to leave it would have the pause count as work.
+            record.working_since = min(record.working_since, max(now, record.until))
 
     def _record(self, peer: PeerId) -> _Lapses:
         record = self._records.setdefault(peer, _Lapses())

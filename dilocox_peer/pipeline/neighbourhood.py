@@ -104,7 +104,7 @@ class Neighbourhood:
         self.callers[peer] = Caller(peer)
 
     def add_callee(self, peer: PeerId) -> None:
-        self.callees[peer] = Callee(peer, self._answer_times(), self._answer_times(), known_outstanding=0)
+        self.callees[peer] = Callee(peer, self._answer_times(), self._answer_times(), heard_at=self._desk.now)
         self._update_behind()
         self.replan("linked", is_wanted=True)
 

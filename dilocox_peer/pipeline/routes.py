@@ -96,7 +96,13 @@ class Callee:
     known_outstanding: int = 0  # the same, when its last HopStatus came
     behind: int | None = None
     avoid_until: float = 0.0  # it refused: leave it alone until then
+    late_until: float = -math.inf  # it was late or silent: the same, while another is linked that was not
+    heard_at: float = -math.inf  # its newest message
     calls: set[int] = field(default_factory=set)
+
+    def is_open(self, now: float) -> bool:
+        """Whether it may be asked."""
+        return max(self.avoid_until, self.late_until) <= now
 
     @property
     def service_s(self) -> float:
@@ -205,9 +211,12 @@ def choose(
 ) -> tuple[PeerId | None, str]:
     """The callee for the next micro-batch, and why it: "plan", or "wait" when the plan's is too busy, or "only". None: there is
     "nobody", or each has one of ours to be "measured" by."""
-    usable = {
+    allowed = {
         peer: callee for peer, callee in callees.items() if peer not in exclude and callee.avoid_until <= now
     }  # fmt: skip
+    usable = {peer: callee for peer, callee in allowed.items() if callee.late_until <= now}
+    if not usable and all(callee.late_until > now for callee in callees.values()):
+        usable = allowed  # there is nobody left to be slower than
     if not usable:
         return None, "nobody"
     if len(callees) > 1:

@@ -267,6 +267,8 @@ class Scheduler:
 
     def _received(self, received: HopReceived) -> None:
         peer, message = received.peer, received.message
+        if (callee := self._known.callees.get(peer)) is not None:
+            callee.heard_at = self._desk.now
         if isinstance(message, hops.HopStatus):
             self._known.heard(peer, message)
             return

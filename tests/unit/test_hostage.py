@@ -25,6 +25,7 @@ from dilocox_peer.types import PeerId
 from dilocox_peer.wire.hops import Cancel, Grad, HopStatus, Refuse, Reserve, SlotGrant, SlotWait, Step
 
 HONEST, LIAR = PeerId("honest"), PeerId("aliar")
+STATUS = HopStatus(1, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1)
 GOOD_S = 60.0  # for so long the liar answers as others do
 
 
@@ -69,6 +70,9 @@ def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 900) -> tup
                     todo.append((LIAR, SlotWait(*message.id, message.call, position["n"]), None))
                 if lie.startswith("refuses"):  # after a while in its line
                     todo.append((LIAR, SlotWait(*message.id, message.call, 1), None))
+                if lie == "until told" and calls.count(message.call) == 0:
+                    calls.append(message.call)
+                    todo.append((LIAR, SlotGrant(*message.id, message.call), None))
                 if lie == "forgets":  # takes the body; asked, it says that it forgot it
                     todo.append((LIAR, SlotGrant(*message.id, message.call), None))
                 if lie == "works":  # takes the body, and says that it works on it when it is asked
@@ -78,17 +82,19 @@ def played(mode: Literal["carry", "flush"], lie: str, seconds: int = 900) -> tup
                     calls.append(message.call)
             if peer == LIAR and isinstance(message, Cancel):
                 kept.pop(message.call, None)
+                if lie == "until told":  # keeps the answer back until it is to leave it
+                    todo.insert(0, (LIAR, Grad(*message.id, message.call, 1.0, 0), b"g"))
 
     def link(peer: PeerId) -> None:
         take(machine.handle(Linked(peer, 1), now))
-        status = HopStatus(1, 0, 0, 0, 0, 0.1, 0, 0.0, 0.1)
-        take(machine.handle(HopReceived(peer, status), now))
+        take(machine.handle(HopReceived(peer, STATUS), now))
 
     for peer in (HONEST, LIAR):
         link(peer)
     steps = 0
     for second in range(seconds):
         now = float(second)
+        take(machine.handle(HopReceived(HONEST, STATUS), now))  # as each peer tells each second
         take(machine.handle(Tick(), now))
         if lie.startswith("relinks") and now >= GOOD_S and second % int(lie.removeprefix("relinks after ")) == 0:
             take(machine.handle(Unlinked(LIAR), now))
@@ -152,3 +158,10 @@ def test_one_that_falls_silent_costs_seconds(mode: Literal["carry", "flush"], li
     """It was asked again as soon as something had gone elsewhere, and held up each step for six seconds: 2 to 10 in a minute, for a quarter of an hour."""
     steps, _, _ = played(mode, lie, seconds=300)
     assert steps > 1500  # of about 1,750
+
+
+@pytest.mark.parametrize("mode", ["carry", "flush"])
+def test_an_answer_that_is_kept_back_until_it_is_called_off_forgives_nothing(mode: Literal["carry", "flush"]) -> None:
+    """It had the pause that follows count as work: one step in six was lost for ever."""
+    steps, _, _ = played(mode, "until told", seconds=1800)
+    assert steps > 9800  # of about 10,500; 8,700 were

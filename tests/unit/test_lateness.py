@@ -34,6 +34,16 @@ def test_a_silence_is_forgiven_for_each_minute_of_work_and_not_for_one_gradient(
     assert lateness.was_silent(A, until + 1e6) - until - 1e6 == TIMING.refused_s * SILENCES
 
 
+def test_what_comes_in_the_pause_does_not_make_work_of_it() -> None:
+    lateness, now, paused = Lateness(TIMING), 0.0, []
+    for _ in range(5):
+        until = lateness.was_silent(A, now)
+        lateness.answered(A, now + 0.1)
+        paused.append(until - now)
+        now = until
+    assert paused == [min(TIMING.refused_s * SILENCES**times, TIMING.overdue_cap_s) for times in range(1, 6)]
+
+
 def test_several_that_it_is_silent_about_at_once_count_as_one() -> None:
     lateness = Lateness(TIMING)
     assert {lateness.was_silent(A, now) for now in (0.0, 1.0, 2.0)} == {TIMING.refused_s * SILENCES}
