@@ -13,7 +13,8 @@ What py-libp2p 0.8.1 demands, and what happens otherwise:
  6. What others say before a protocol is chosen is read by us: it takes lines of any length, and one that is not UTF-8
     raises what nothing of it catches, as 2 says.
  7. Nothing is asked or heard of libp2p's identify and ping: what peers say there of themselves is kept for ever.
- 8. Yamux takes any number of streams, each with a task, and any number of bytes on a stream that is not read.
+ 8. Yamux takes any number of streams, each with a task, and any number of bytes on a stream that is not read; and it gathers 16 MiB
+    of a frame before it looks whether there is such a stream, or room on it.
 """
 
 import ipaddress
@@ -62,6 +63,7 @@ GATHER_S, SEGMENT_BYTES, PLENTY_BYTES = 0.001, 1024, 64 * 1024
 MDNS_SERVICE = "_p2p._udp.local."
 MAX_LINE_BYTES = 1024  # of what is said until a protocol is chosen: the name of one
 MAX_STREAMS = 16  # at once on a connection; a link has two of each side
+MAX_YAMUX_BYTES = 64 * 1024  # of one frame of yamux; py-libp2p and go-libp2p send none that is larger
 
 
 async def _read_line(reader: Any) -> bytes:
@@ -227,6 +229,13 @@ class BoundedYamux(Yamux):  # type: ignore[misc, unused-ignore]
         super().__init__(*args, **options)
         self.streams = streams = FewStreams()
         self.stream_buffers = UnreadOfStreams(streams)
+
+    async def _read_data_body(self, length: int) -> bytes:
+        """Raises TooSlowError, which ends the connection, for more than one frame may have: nothing of it is gathered."""
+        if length > MAX_YAMUX_BYTES:
+            raise trio.TooSlowError(f"a frame of {length} bytes, at most {MAX_YAMUX_BYTES}")
+        body: bytes = await super()._read_data_body(length)
+        return body
 
 
 muxer_multistream.Yamux = BoundedYamux  # it makes one by this name, whatever a host is given
