@@ -2,13 +2,15 @@
 time in, whom to ask and what to announce out.
 
 A reservation is asked for again every RENEW_S, long before it expires: a relay that was started anew knows nothing of us, and
-nobody tells. Relays whose circuits carry a whole contribution are kept, WANTED of them.
+nobody tells. Relays whose circuits carry a whole contribution are kept, WANTED of them. One of them is to be a relay that the run's link
+names: any other may be nobody's but a stranger's, who says that it has us and passes nobody on. So as long as no named one has us they
+are asked, though nothing else is lacking, and one that has us comes before all others.
 
 Invariants: (1) at most one request to a relay is out; (2) while a relay has us, or had us last, its circuits are announced, so
 that an outage of the only relay does not empty the lease; (3) requests to one relay are at least FIRST_RETRY_S apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dilocox_peer.network.relay_protocol import RelayLimit
@@ -46,14 +48,16 @@ class RelayChoice:
     _announced: tuple[str, ...] = ()
     _is_needed: bool = True
     is_told: bool = True  # whether others are to know
+    _named: frozenset[PeerId] = frozenset()
 
     def need(self, is_needed: bool) -> bool:
         """Whether others need a relay to dial us; else nobody is asked and nothing announced. Gives back whether that is news."""
         was_needed, self._is_needed = self._is_needed, is_needed
         return is_needed != was_needed
 
-    def offer(self, candidates: Mapping[PeerId, Sequence[str]]) -> None:
-        """Peers that may be relays, best first, and where they are dialled: all of them. What is known of them stays."""
+    def offer(self, candidates: Mapping[PeerId, Sequence[str]], named: Collection[PeerId] = ()) -> None:
+        """Peers that may be relays, best first, and where they are dialled: all of them. What is known of them stays. named: by the run's link."""
+        self._named = frozenset(named)
         known, self._relays = self._relays, {}
         offered = {peer: tuple(found) for peer, found in candidates.items() if peer != self.me and found}
         kept = {peer: relay.addresses for peer, relay in known.items() if relay.limit is not None}
@@ -65,13 +69,16 @@ class RelayChoice:
 
     def due(self, now: float) -> list[tuple[PeerId, tuple[str, ...]]]:
         """Whom to ask now, each to be followed by `reserved`, `refused` or `failed`."""
-        room = self._lacking - sum(relay.is_asked and relay.limit is None for relay in self._relays.values())
+        asking = [peer for peer, relay in self._relays.items() if relay.is_asked and relay.limit is None]
+        room, is_named_free = self._lacking - len(asking), self._lacks_named and self._named.isdisjoint(asking)
         asked = []
         for peer in self._wanted():
             relay = self._relays[peer]
-            if relay.is_asked or relay.due_at > now or (relay.limit is None and room <= 0):
+            has_place = relay.limit is not None or room > 0 or (is_named_free and peer in self._named)
+            if relay.is_asked or relay.due_at > now or not has_place:
                 continue
             room -= relay.limit is None
+            is_named_free = is_named_free and peer not in self._named
             relay.is_asked = True
             asked.append((peer, relay.addresses))
         return asked
@@ -95,8 +102,9 @@ class RelayChoice:
     def failed(self, peer: PeerId, now: float) -> None:
         """It did not answer."""
         if (relay := self._relays.get(peer)) is not None:
-            pause_s = min(FIRST_RETRY_S * 2**relay.failures, MAX_RETRY_S)
-            relay.is_asked, relay.limit, relay.due_at = False, None, now + pause_s
+            relay.is_asked, relay.limit = False, None
+            most_s = MAX_RETRY_S if self._lacking > 0 else REFUSED_RETRY_S
+            relay.due_at = now + min(FIRST_RETRY_S * 2**relay.failures, most_s)
             relay.failures = min(relay.failures + 1, 16)
             self._announce()
 
@@ -124,16 +132,23 @@ class RelayChoice:
     def _lacking(self) -> int:
         return WANTED - sum(self._relays[peer].is_large for peer in self._kept())
 
+    @property
+    def _lacks_named(self) -> bool:
+        return self._named.isdisjoint(self._kept())
+
     def _wanted(self) -> list[PeerId]:
-        """Those that have us, and while they are too few the others, those that failed least first."""
+        """Those that have us, and while they are too few the others, those that failed least first; named ones also while none of them has us."""
         if not self._is_needed:
             return []
         kept = self._kept()
-        others = [peer for peer in self._relays if peer not in kept] if self._lacking > 0 else []
+        others = [peer for peer in self._relays if peer not in kept]
+        if self._lacking <= 0:
+            others = [peer for peer in others if self._lacks_named and peer in self._named]
         return [*kept, *sorted(others, key=lambda peer: self._relays[peer].failures)]
 
     def _kept(self) -> list[PeerId]:
-        """Those that have us and are worth it: large ones, or the best of the small ones where there is none."""
+        """Those that have us and are worth it: large ones, or the best of the small ones where there is none. Named ones come first."""
         held = [peer for peer, relay in self._relays.items() if relay.limit is not None]
+        held.sort(key=lambda peer: peer not in self._named)
         large = [peer for peer in held if self._relays[peer].is_large]
         return large[:WANTED] if large else held[:1]

@@ -25,6 +25,8 @@ class Dialler(Protocol):
 
     @property
     def peer_id(self) -> PeerId: ...
+    @property
+    def named(self) -> Collection[PeerId]: ...
     async def connect(self, peer: PeerId, addresses: Sequence[str], timeout_s: float = ...) -> None: ...
     async def hang_up(self, peer: PeerId, timeout_s: float = ...) -> None: ...
     async def paths(self, timeout_s: float = ...) -> Mapping[PeerId, str]: ...
@@ -91,7 +93,7 @@ class Reservations:
                 continue
             if not address.is_relayed and address.peer is not None:
                 candidates.setdefault(address.peer, {})[address.text] = None
-        self._choice.offer({peer: tuple(texts) for peer, texts in candidates.items()})
+        self._choice.offer({peer: tuple(texts) for peer, texts in candidates.items()}, self._dialler.named)
         self._lost &= candidates.keys()
         self._nudge.set()
 

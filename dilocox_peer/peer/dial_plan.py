@@ -141,6 +141,13 @@ class DialPlan:
         return [peer for peer, each in self._listed.items() if each.was_dialled and peer not in connected]
 
 
+def to_ask_for_relays(leases: Iterable[Lease], me: PeerId, rank: Callable[[PeerId], Any]) -> list[str]:
+    """Where those are that may be relays, in the order in which they are asked: one of each range of addresses in turn. rank: as DialPlan's; names are
+    ground in a moment that come first by any order which others know, and two relays are all that a home has."""
+    direct = (each for each in leases if not each.is_relayed and each.peer != me)
+    return [text for each in by_turns(direct, rank) for text in each.addresses]
+
+
 def _pause_s(num_tries: int) -> float:
     """After so many tries of a better connection: routers remember each for two minutes, and spoil a direct one from the same port too."""
     return min(PUNCH_S * 2.0 ** (num_tries - 1), MOST_BETTER_S)

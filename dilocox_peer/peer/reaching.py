@@ -33,7 +33,7 @@ from dilocox_peer.network.relaying import Relay
 from dilocox_peer.network.reservations import Reservations
 from dilocox_peer.network.transport import Transport
 from dilocox_peer.network.tunnels import Tunnels, own_door
-from dilocox_peer.peer.dial_plan import DialPlan
+from dilocox_peer.peer.dial_plan import DialPlan, to_ask_for_relays
 from dilocox_peer.peer.dial_slots import DialSlots
 from dilocox_peer.peer.dialback import SERVICE, DialbackVerdict, connect_anew
 from dilocox_peer.peer.line_watch import LineWatch
@@ -76,7 +76,8 @@ class Reaching:
         self._look_now = look_now
         self._listener = listener
         secret = os.urandom(16)
-        self._plan = DialPlan(transport.peer_id, lambda peer: hashlib.sha256(secret + peer.encode()).digest())
+        self._rank = lambda peer: hashlib.sha256(secret + peer.encode()).digest()
+        self._plan = DialPlan(transport.peer_id, self._rank)
         self._outside = OutsideAddress(transport.peer_id)
         self._whispering: asyncio.Task[None] | None = None
         self._leases: Sequence[Lease] = ()
@@ -117,11 +118,9 @@ class Reaching:
 
     def listed(self, leases: Sequence[Lease]) -> None:
         """Peers of the run, of any stage: those that others can dial may be relays, after those that the link names. Each home asks
-        them in an order of its own, so that all have some."""
+        them in an order of its own, which nobody else knows, so that all have some."""
         self._leases = leases
-        direct = [each for each in leases if not each.is_relayed and each.peer != self._transport.peer_id]
-        direct.sort(key=lambda each: hashlib.sha256(f"{self._transport.peer_id} {each.peer}".encode()).digest())
-        found = [text for each in direct for text in each.addresses]
+        found = to_ask_for_relays(leases, self._transport.peer_id, self._rank)
         self.reservations.offer((*self._transport.initial_peers, *found))
 
     def found(self, leases: Sequence[Lease], on_dialled: OnDialled, on_paths: Callable[[], None]) -> None:

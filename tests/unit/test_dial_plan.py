@@ -12,6 +12,7 @@ from dilocox_peer.peer.dial_plan import (
     MOST_BETTER_S,
     PUNCH_S,
     DialPlan,
+    to_ask_for_relays,
 )
 from dilocox_peer.signing import SigningKey
 from dilocox_peer.types import PeerId
@@ -220,3 +221,14 @@ def test_a_try_that_ends_the_connection_counts_all_the_same():
     gaps = [later - before for before, later in pairwise(times)]
     assert gaps == sorted(gaps)
     assert gaps[-1] >= MOST_BETTER_S
+
+
+def test_a_crowd_of_names_behind_one_range_is_one_of_the_relays_that_are_asked_first():
+    """Whoever knows a home's order grinds two names that come first in it, in a hundredth of a second, and is all its relays."""
+    relayed = replace(lease(A), reachability="relayed", addresses=("/ip4/9.9.9.9/tcp/1/p2p/x/p2p-circuit/p2p/a",))
+    found = to_ask_for_relays([*crowd(20, 50), *HONEST, relayed, lease(ME)], ME, str)
+    assert len(found) == 50 + len(HONEST)
+    first = [text.split("/")[2] for text in found[: 1 + len(HONEST)]]
+    assert sorted(first) == sorted(["20.0.0.1", *(each.addresses[0].split("/")[2] for each in HONEST)])
+    backwards = to_ask_for_relays(HONEST, ME, lambda peer: -int(peer.split()[-1]))
+    assert backwards == [each.addresses[0] for each in reversed(HONEST)]

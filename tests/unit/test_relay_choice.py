@@ -165,3 +165,37 @@ def test_a_relay_at_another_address_is_asked_at_once():
 
 def test_we_are_no_relay_of_our_own():
     assert asked(choice("me"), 0.0) == []
+
+
+def test_a_named_relay_that_is_back_has_us_again_whoever_took_its_place():
+    """Strangers that say they have us, and may pass nobody on, were the only relays for good after one restart of the run's bootstrap."""
+    relays, named = RelayChoice(ME), PeerId("named")
+    relays.offer({PeerId(name): at(name) for name in ("named", "b", "c")}, {named})
+    now, asked_while_away = 0.0, 0
+    while now < 300.0:
+        for name in asked(relays, now):
+            is_away = name == named and 20.0 <= now < 200.0
+            asked_while_away += is_away
+            relays.failed(named, now) if is_away else relays.reserved(PeerId(name), LARGE, now)
+        if now == 150.0:
+            assert relays.held == ("b", "c")
+        now += 0.5
+    assert relays.held == ("named", "b")
+    assert relays.addresses[0] == through("named")
+    assert asked_while_away <= 180.0 / REFUSED_RETRY_S + 6, "nothing was lacking: it is asked now and then"
+
+
+def test_of_named_relays_one_is_enough_and_one_is_asked_at_a_time():
+    relays = RelayChoice(ME)
+    relays.offer({PeerId(name): at(name) for name in ("a", "b")})
+    assert asked(relays, 0.0) == ["a", "b"]
+    for name in ("a", "b"):
+        relays.reserved(PeerId(name), LARGE, 0.0)
+    named = {PeerId("c"), PeerId("d")}
+    relays.offer({PeerId(name): at(name) for name in ("c", "d", "a", "b")}, named)
+    assert asked(relays, 1.0) == ["c"]
+    relays.failed(PeerId("c"), 1.0)
+    assert asked(relays, 1.0) == ["d"]
+    relays.reserved(PeerId("d"), LARGE, 1.0)
+    assert relays.held == ("d", "a")
+    assert "c" not in asked(relays, 100.0)
