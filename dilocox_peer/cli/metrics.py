@@ -4,7 +4,7 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -24,6 +24,7 @@ Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 MAX_SCRAPES = 8  # at once, each in a thread; one more is hung up on
 SCRAPE_S = 10.0  # for a visitor's next bytes
+VISIT_S = 15.0  # for all of a visit: a byte now and then would keep a place for days
 
 
 class ScrapeHandler(WSGIRequestHandler):
@@ -41,8 +42,9 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, visit_s: float) -> None:
         """Raises OSError."""
+        self.visit_s = visit_s
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, address = found[0][0], found[0][4]
         self._places = threading.BoundedSemaphore(MAX_SCRAPES)
@@ -67,13 +69,25 @@ class _Server(ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        end = threading.Timer(self.visit_s, _cut, (request,))
+        end.daemon = True
         try:
+            end.start()
             super().process_request_thread(request, client_address)
+        except RuntimeError:  # there is no room for a thread
+            self.shutdown_request(request)
         finally:
+            end.cancel()
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A visitor who goes or falls silent is no news either."""
+
+
+def _cut(connection: socket.socket) -> None:
+    """Whoever reads of it or writes to it finds it ended."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class PeerCollector(Collector):
@@ -105,13 +119,13 @@ class PeerCollector(Collector):
 
 
 @contextmanager
-def metrics_server(observer: Observer, host: str, port: int) -> Iterator[None]:
+def metrics_server(observer: Observer, host: str, port: int, *, visit_s: float = VISIT_S) -> Iterator[None]:
     """http://host:port/metrics until the block ends; on loopback for who asks by address, as localhost or as host alone. Raises ConfigError
     when it cannot listen there."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PeerCollector(observer))
     try:
-        server = _Server(host, port)
+        server = _Server(host, port, visit_s)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"--metrics-port {port}: cannot listen on {host} ({why_not_bound(error)}): pass another one"

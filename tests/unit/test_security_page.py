@@ -79,7 +79,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"the run's page | {guard.MAX_CONNECTIONS} connections, {MAX_STREAMS} streams of events among them, "
         f"of which the range that has most gives one up to a range that has less; {guard.MAX_HEAD_BYTES >> 10} KiB of a request's head, "
         f"{guard.MAX_MORE_BYTES >> 10} KiB behind it that nobody reads; {guard.CONNECTION_S:.0f} s from the connection",
-        f"{metrics.MAX_SCRAPES} visitors at once, one more is hung up on; {metrics.SCRAPE_S:.0f} s for the next bytes",
+        f"{metrics.MAX_SCRAPES} visitors at once, one more is hung up on; {metrics.SCRAPE_S:.0f} s for the next bytes of each, {metrics.VISIT_S:.0f} s for all of a visit",
         f"streams a second | {_rates(Budgeted.STREAMS)}",
         f"requests to the directory | {_rates(Budgeted.REQUESTS).replace(' (400', ' a second (400', 1)}; {entry.MAX_AT_ONCE} at once, "
         f"{entry.MAX_AT_ONCE_OF_PEER} of one peer; {entry.MAX_BYTES_AT_ONCE >> 20} MiB at once, {entry.MAX_BYTES_AT_ONCE_OF_PEER >> 20} of one peer",
