@@ -42,9 +42,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, host: str, port: int, visit_s: float) -> None:
+    def __init__(self, host: str, port: int) -> None:
         """Raises OSError."""
-        self.visit_s = visit_s
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, address = found[0][0], found[0][4]
         self._places = threading.BoundedSemaphore(MAX_SCRAPES)
@@ -69,7 +68,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        end = threading.Timer(self.visit_s, _cut, (request,))
+        end = threading.Timer(VISIT_S, _cut, (request,))
         end.daemon = True
         try:
             end.start()
@@ -119,13 +118,13 @@ class PeerCollector(Collector):
 
 
 @contextmanager
-def metrics_server(observer: Observer, host: str, port: int, *, visit_s: float = VISIT_S) -> Iterator[None]:
+def metrics_server(observer: Observer, host: str, port: int) -> Iterator[None]:
     """http://host:port/metrics until the block ends; on loopback for who asks by address, as localhost or as host alone. Raises ConfigError
     when it cannot listen there."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PeerCollector(observer))
     try:
-        server = _Server(host, port, visit_s)
+        server = _Server(host, port)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"--metrics-port {port}: cannot listen on {host} ({why_not_bound(error)}): pass another one"

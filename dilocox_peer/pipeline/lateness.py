@@ -1,4 +1,7 @@
-"""Callees that kept what they had of us for too long, or were silent, and until when each is left alone. Pure."""
+"""Callees that kept what they had of us for too long, or were silent, and until when each is left alone. Pure.
+
+All times are in seconds of the peer's own clock.
+"""
 
 import math
 from collections import OrderedDict
@@ -8,7 +11,7 @@ from dilocox_peer.pipeline.contract import HopTiming
 from dilocox_peer.types import PeerId
 
 MAX_REMEMBERED = 512  # callees, linked or not
-SILENCES = 4  # times as long is it left alone, each time
+LONGER = 4  # times as long, each time that it is silent
 
 
 @dataclass(slots=True)
@@ -27,7 +30,7 @@ class Lateness:
         self._records: OrderedDict[PeerId, _Lapses] = OrderedDict()
 
     def until(self, peer: PeerId) -> float:
-        """When it may be asked again, by the peer's clock."""
+        """When it may be asked again; -inf: at any time."""
         record = self._records.get(peer)
         return -math.inf if record is None else record.until
 
@@ -47,7 +50,7 @@ class Lateness:
         worked_s = max(0.0, now - record.working_since)
         record.silent = max(0, record.silent - int(worked_s / self._timing.leaving_s)) + 1
         record.working_since = math.inf
-        return self._leave_alone(record, self._timing.refused_s * SILENCES ** min(record.silent, 8), now)
+        return self._leave_alone(record, self._timing.refused_s * LONGER ** min(record.silent, 8), now)
 
     def answered(self, peer: PeerId, now: float) -> None:
         """With a gradient that is taken: lesser words are free, and one gradient for each silence is cheap."""

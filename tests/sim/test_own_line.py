@@ -17,7 +17,6 @@ class _Line(PipelineWorld):
     """What goes over the line while it is down comes late, or with its link not at all."""
 
     up_at = 0.0
-
     num_lost = 0  # times that its links were lost
 
     def deliver(self, sender: Node, to: PeerId, message: HopMessage, body: object) -> None:

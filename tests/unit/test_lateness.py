@@ -3,7 +3,7 @@
 import math
 
 from dilocox_peer.pipeline.contract import HopTiming
-from dilocox_peer.pipeline.lateness import MAX_REMEMBERED, SILENCES, Lateness
+from dilocox_peer.pipeline.lateness import LONGER, MAX_REMEMBERED, Lateness
 from dilocox_peer.types import PeerId
 
 A, B = PeerId("a"), PeerId("b")
@@ -16,7 +16,7 @@ def test_silence_is_left_alone_for_longer_each_time() -> None:
         until = lateness.was_silent(A, now)
         paused.append(until - now)
         now = until
-    assert paused[:3] == [TIMING.refused_s * SILENCES**times for times in (1, 2, 3)]
+    assert paused[:3] == [TIMING.refused_s * LONGER**times for times in (1, 2, 3)]
     assert paused[-1] == TIMING.overdue_cap_s
     assert lateness.until(B) == -math.inf
 
@@ -28,10 +28,10 @@ def test_a_silence_is_forgiven_for_each_minute_of_work_and_not_for_one_gradient(
         lateness.answered(A, now)
         assert lateness.until(A) == now, times
     until = lateness.was_silent(A, now + 2 * TIMING.leaving_s)
-    assert until - now - 2 * TIMING.leaving_s == TIMING.refused_s * SILENCES**2
+    assert until - now - 2 * TIMING.leaving_s == TIMING.refused_s * LONGER**2
     lateness.answered(A, until)
     lateness.answered(A, until + 1e6)
-    assert lateness.was_silent(A, until + 1e6) - until - 1e6 == TIMING.refused_s * SILENCES
+    assert lateness.was_silent(A, until + 1e6) - until - 1e6 == TIMING.refused_s * LONGER
 
 
 def test_what_comes_in_the_pause_does_not_make_work_of_it() -> None:
@@ -41,12 +41,12 @@ def test_what_comes_in_the_pause_does_not_make_work_of_it() -> None:
         lateness.answered(A, now + 0.1)
         paused.append(until - now)
         now = until
-    assert paused == [min(TIMING.refused_s * SILENCES**times, TIMING.overdue_cap_s) for times in range(1, 6)]
+    assert paused == [min(TIMING.refused_s * LONGER**times, TIMING.overdue_cap_s) for times in range(1, 6)]
 
 
 def test_several_that_it_is_silent_about_at_once_count_as_one() -> None:
     lateness = Lateness(TIMING)
-    assert {lateness.was_silent(A, now) for now in (0.0, 1.0, 2.0)} == {TIMING.refused_s * SILENCES}
+    assert {lateness.was_silent(A, now) for now in (0.0, 1.0, 2.0)} == {TIMING.refused_s * LONGER}
 
 
 def test_a_short_silence_does_not_end_a_longer_pause() -> None:

@@ -1,11 +1,7 @@
 """What Prometheus reads of a peer and of a run's page, and the page of docs/ that lists it."""
 
 import re
-import socket
-import time
-import urllib.request
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -14,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from dilocox_peer.cli.metrics import MAX_SCRAPES, PeerCollector, metrics_server
+from dilocox_peer.cli.metrics import PeerCollector
 from dilocox_peer.cli.observer import Observer
 from dilocox_peer.events_of_costs import MonthCounted
 from dilocox_peer.events_of_rounds import ContributionClipped, ContributionRefused
@@ -100,25 +96,3 @@ def test_what_status_says_in_red_is_a_figure():
         for at_s, event in events():
             observer.take(event, at_s)
         assert f"dilocox_is_well {value}" in lines_of(observer)
-
-
-def test_who_sends_a_byte_now_and_then_keeps_nobody_out():
-    """Eight that did had all places, each for as long as its bytes came in time."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    with metrics_server(Observer(), "127.0.0.1", port, visit_s=1.0):
-        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_SCRAPES)]
-        try:
-            deadline, answer = time.monotonic() + 10.0, b""
-            while not answer and time.monotonic() < deadline:
-                for each in slow:
-                    with suppress(OSError):
-                        each.sendall(b"G")
-                time.sleep(0.1)
-                with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1) as page:
-                    answer = page.read()
-        finally:
-            for each in slow:
-                each.close()
-    assert b"dilocox_" in answer

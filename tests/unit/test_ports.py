@@ -1,6 +1,7 @@
 """A port that is taken is told in one line, with the reason in the system's words, once."""
 
 import socket
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -99,3 +100,29 @@ def test_silent_visitors_hold_a_bounded_number_of_threads_for_a_bounded_time(
         assert visit().recv(1) == b"", "hung up on"
         assert [each.recv(1) for each in held] == [b""] * MAX_SCRAPES, "each has an end"
         assert b"dilocox_is_well" in scraped(free)
+
+
+def test_visitors_that_send_a_byte_now_and_then_are_hung_up_on_too(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of their bytes came in time: eight of them had all places for as long as they liked."""
+    monkeypatch.setattr(metrics.ScrapeHandler, "timeout", 600.0)
+    monkeypatch.setattr(metrics, "VISIT_S", 1.0)
+    with metrics_server(Observer(), "127.0.0.1", free), ExitStack() as slow:
+        held = [
+            slow.enter_context(closing(socket.create_connection(("127.0.0.1", free), timeout=0.1)))
+            for _ in range(MAX_SCRAPES)
+        ]
+        deadline = time.monotonic() + 60.0
+        while held and time.monotonic() < deadline:
+            held = [each for each in held if not _is_hung_up_on(each)]
+        assert not held
+        assert b"dilocox_is_well" in scraped(free)
+
+
+def _is_hung_up_on(visitor: socket.socket) -> bool:
+    try:
+        visitor.sendall(b"G")
+        return visitor.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
