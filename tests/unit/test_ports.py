@@ -108,7 +108,7 @@ def test_visitors_that_send_a_byte_now_and_then_are_hung_up_on_too(free: int, mo
     monkeypatch.setattr(metrics, "VISIT_S", 1.0)
     with metrics_server(Observer(), "127.0.0.1", free), ExitStack() as slow:
         held = [
-            slow.enter_context(closing(socket.create_connection(("127.0.0.1", free), timeout=0.1)))
+            slow.enter_context(closing(socket.create_connection(("127.0.0.1", free), timeout=10)))
             for _ in range(MAX_SCRAPES)
         ]
         deadline = time.monotonic() + 60.0
@@ -119,6 +119,8 @@ def test_visitors_that_send_a_byte_now_and_then_are_hung_up_on_too(free: int, mo
 
 
 def _is_hung_up_on(visitor: socket.socket) -> bool:
+    # Not before it is connected: five wait at once to be taken, and the others ask again after a second.
+    visitor.settimeout(0.1)
     try:
         visitor.sendall(b"G")
         return visitor.recv(1) == b""
