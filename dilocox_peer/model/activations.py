@@ -9,6 +9,7 @@ Shape letters: B sequences, T tokens, D hidden size, R rows = B * T.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,11 @@ MAX_MAGNITUDE = 2.0**24
 """Models have shown activations up to some 10**4. A gradient's norm squared, over a stage, stays far below float32's 3e38."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BodyFormat(BodySizes):
     """The bodies of a run."""
 
-    @property
+    @cached_property
     def _blocks(self) -> Int8Blocks:
         return Int8Blocks(self.rows, self.width)
 
@@ -122,9 +123,9 @@ class BodyFormat(BodySizes):
         return float(a_N.dot(b_N)) / squares if squares > 0.0 else 1.0
 
     def _why_not_targets(self, view: memoryview) -> str | None:
-        if not self._counts(view).any():
+        if not self._number(view, 0) & self._all:
             return "targets of which none counts"
-        if not self.takes_borders and self._bits(view, 1).reshape(self.batch, self.tokens)[:, 1:].any():
+        if not self.takes_borders and self._number(view, 1) & self._within:
             return "borders within a sequence, in a run that packs none"
         if self.vocab_size < 2 ** (8 * self.target_dtype.itemsize):
             target = int(np.frombuffer(view[: self.ids_bytes], self.target_dtype).max())
@@ -164,6 +165,22 @@ class BodyFormat(BodySizes):
     def _counts(self, targets: memoryview) -> "np.ndarray[Any, np.dtype[np.uint8]]":
         """(R): 1 for each target that counts."""
         return self._bits(targets, 0)
+
+    @cached_property
+    def _all(self) -> int:
+        """The bits of all tokens; those that fill the last byte mean nothing."""
+        return (1 << self.rows) - 1
+
+    @cached_property
+    def _within(self) -> int:
+        """Those of all that begin no sequence."""
+        firsts = sum(1 << self.tokens * each for each in range(self.batch))
+        return self._all & ~firsts
+
+    def _number(self, targets: memoryview, number: int) -> int:
+        """What `_bits` gives, as one integer: three times as fast to look at."""
+        first = self.ids_bytes + number * self.bits_bytes
+        return int.from_bytes(targets[first : first + self.bits_bytes], "little")
 
     def _bits(self, targets: memoryview, number: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
         first = self.ids_bytes + number * self.bits_bytes

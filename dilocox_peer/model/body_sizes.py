@@ -5,6 +5,7 @@ Shape letters: B sequences, T tokens, D hidden size, R rows = B * T.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Self
 
 import numpy as np
@@ -19,36 +20,36 @@ BF16_BYTES = 2
 _NARROW = 64  # of so many channels at most one is an outlier, or the outliers would cost more than they bring
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Int8Sizes:
     """Of bodies of so many rows of so many channels."""
 
     rows: int
     width: int
 
-    @property
+    @cached_property
     def num_outliers(self) -> int:
         return min(OUTLIERS, self.width // _NARROW)
 
-    @property
+    @cached_property
     def num_scales(self) -> int:
         """Of a row."""
         return -(-(self.width - self.num_outliers) // BLOCK)
 
-    @property
+    @cached_property
     def scales_at(self) -> int:
         return self.num_outliers * BF16_BYTES * (1 + self.rows)
 
-    @property
+    @cached_property
     def codes_at(self) -> int:
         return self.scales_at + self.rows * self.num_scales * BF16_BYTES
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         return self.codes_at + self.rows * (self.width - self.num_outliers)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BodySizes:
     """Sizes and forms of the bodies of a run."""
 
@@ -71,11 +72,11 @@ class BodySizes:
             takes_borders=manifest.data.packing == "best-fit",
         )
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return self.batch * self.tokens
 
-    @property
+    @cached_property
     def hidden_bytes(self) -> int:
         """Of activations alone, which is the body of a gradient."""
         match self.form:
@@ -86,20 +87,20 @@ class BodySizes:
             case "fp32":
                 return self.rows * self.width * 4
 
-    @property
+    @cached_property
     def step_bytes(self) -> int:
         """Of activations with their targets."""
         return self.hidden_bytes + self.ids_bytes + 2 * self.bits_bytes
 
-    @property
+    @cached_property
     def ids_bytes(self) -> int:
         """Targets; behind them is a bit for each, whether it counts, and a bit for each token, whether a document begins with it."""
         return self.rows * self.target_dtype.itemsize
 
-    @property
+    @cached_property
     def bits_bytes(self) -> int:
         return -(-self.rows // 8)
 
-    @property
+    @cached_property
     def target_dtype(self) -> "np.dtype[np.unsignedinteger]":
         return np.dtype("<u1" if self.vocab_size <= 2**8 else "<u2" if self.vocab_size <= 2**16 else "<u4")
