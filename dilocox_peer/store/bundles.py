@@ -2,10 +2,14 @@
 
 A run that averages in slices fetches some fifty things a round, of a small model of a few kilobytes each: a request of its own costs each as
 much as its bytes. A thing of more than BUNDLED_BYTES is fetched by pull.py, in ranges, from several donors.
+
+A few requests go at once, so that the first are here soon. A donor that sends a byte now and then would hold its place for TIMEOUT_S, and as many of
+them as there are places all of them for ever: what takes longer than PLACE_S has no place any more, and goes on beside the others.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +21,7 @@ BUNDLED_BYTES = 64 * 1024  # of one thing, at most
 MAX_BUNDLED = 16  # things a request
 GATHER_S = 0.02  # that the first of them waits for others
 TIMEOUT_S = 30.0
+PLACE_S = 2.0  # of a MiB at most; where a line is slower a few more go on it
 ABSENT = -1  # in place of the size of what is not here
 
 
@@ -38,13 +43,15 @@ class Bundles:
         at_once: int,
         stall_s: float,
         on_failed: Callable[[PeerId, str, bool], None],
+        place_s: float = PLACE_S,
     ) -> None:
-        """start: a task, whose owner ends it. at_once: requests, to all donors together; one donor has one. on_failed(donor, why, whether it
-        lied)."""
+        """start: a task, whose owner ends it. at_once: requests, to all donors together, and what takes longer than place_s beside them; one donor has
+        one. on_failed(donor, why, whether it lied)."""
         self._transport = transport
         self._start = start
         self._stall_s = stall_s
         self._on_failed = on_failed
+        self._place_s = place_s
         self._free = asyncio.Semaphore(at_once)
         self._waiting: dict[PeerId, list[_Want]] = {}  # for whoever is being asked, and what follows
 
@@ -69,7 +76,7 @@ class Bundles:
         try:
             await asyncio.sleep(GATHER_S)
             while waiting:
-                async with self._free:
+                async with self._place():
                     asked = [want for want in waiting[:MAX_BUNDLED] if not want.answer.done()]
                     del waiting[:MAX_BUNDLED]
                     given = await self._given(donor, asked) if asked else []
@@ -85,6 +92,25 @@ class Bundles:
             for want in (*asked, *waiting):
                 if not want.answer.done():
                     want.answer.set_result(None)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of a few, for place_s at most."""
+        await self._free.acquire()
+        is_held = True
+
+        def leave() -> None:
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                self._free.release()
+
+        late = asyncio.get_running_loop().call_later(self._place_s, leave)
+        try:
+            yield
+        finally:
+            late.cancel()
+            leave()
 
     async def _given(self, donor: PeerId, asked: Sequence[_Want]) -> Sequence[bytes | None]:
         """What the donor gives of what is asked."""

@@ -8,7 +8,7 @@ import pytest
 
 from dilocox_peer.errors import ProtocolError
 from dilocox_peer.network.bulk import PeerSilent, RequestRefused
-from dilocox_peer.store.bundles import ABSENT, BUNDLED_BYTES, MAX_BUNDLED, Bundles, names_in
+from dilocox_peer.store.bundles import ABSENT, BUNDLED_BYTES, MAX_BUNDLED, PLACE_S, Bundles, names_in
 from dilocox_peer.types import Digest, PeerId, sha256
 
 A, B = PeerId("a"), PeerId("b")
@@ -51,11 +51,11 @@ class Donors:
 
 
 class Fetching:
-    def __init__(self, donors: Donors, at_once: int = 4) -> None:
+    def __init__(self, donors: Donors, at_once: int = 4, place_s: float = PLACE_S) -> None:
         self.tasks = set[asyncio.Task[None]]()
         self.failed: list[tuple[PeerId, bool]] = []
         self.bundles = Bundles(
-            donors, self._start, at_once=at_once, stall_s=1.0,
+            donors, self._start, at_once=at_once, stall_s=1.0, place_s=place_s,
             on_failed=lambda donor, _why, lied: self.failed.append((donor, lied)),
         )  # fmt: skip
 
@@ -156,6 +156,28 @@ async def test_so_many_donors_are_asked_at_once_and_what_nobody_waits_for_is_not
     assert found == [THINGS[:3]] * 6
     assert donors.most_at_once == 2
     assert all(NAMES[7] not in names for _, names in donors.asked)
+
+
+async def test_donors_that_say_nothing_do_not_have_all_places() -> None:
+    class Silent(Donors):
+        async def fetch(self, peer: PeerId, kind: str, header: dict[str, Any], **bounds: Any) -> Any:
+            if peer != A:
+                await asyncio.sleep(5.0)
+                raise PeerSilent(peer, "nothing")
+            return await super().fetch(peer, kind, header, **bounds)
+
+    donors = Silent(a=honest(THINGS))
+    fetching = Fetching(donors, at_once=2, place_s=0.1)
+    silent = [asyncio.create_task(fetching.get(range(3), PeerId(name))) for name in "bcdef"]
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(2.0):
+        for _ in range(5):
+            assert await fetching.get(range(3), A) == THINGS[:3]
+    others = [asyncio.create_task(fetching.get(range(3), A)) for _ in range(2)]
+    assert await asyncio.gather(*others) == [THINGS[:3]] * 2
+    assert not any(each.done() for each in silent), "what is late goes on"
+    for task in (*silent, *fetching.tasks):
+        task.cancel()
 
 
 @pytest.mark.parametrize("packed", [b"", b"x" * 31, b"x" * 33, b"x" * 32 * (MAX_BUNDLED + 1)])
