@@ -1,6 +1,6 @@
 """Who is dialled where more are announced than may be."""
 
-from dilocox_peer.peer.links.dialling import IN_VAIN_S, MAX_DIALLED, Dial, Dialling, HangUp, LinkAddress
+from dilocox_peer.peer.links.dialling import IN_VAIN_S, MAX_ADDRESSES, MAX_DIALLED, MAX_NEARER, Dial, Dialling, HangUp, LinkAddress
 from dilocox_peer.types import LinkId, PeerId
 
 
@@ -56,3 +56,28 @@ def test_room_is_made_for_the_first_that_wait() -> None:
     orders = dialling.due(IN_VAIN_S, up)
     waiting = _lease(MAX_DIALLED)
     assert orders == [HangUp(_lease(0).link), Dial(waiting.link, waiting.addresses)]
+
+
+def test_what_is_announced_on_this_network_pushes_out_nothing_that_leases_say() -> None:
+    dialling, lease = Dialling(), _lease(1)
+    dialling.want([lease])
+    dialling.due(0.0, ())
+    for number in range(6):
+        announced = tuple(f"made up {number} {each}" for each in range(16))
+        [order] = dialling.nearer(lease.link, announced)
+        assert order.addresses == (*announced[:MAX_NEARER], *lease.addresses)
+    assert dialling.nearer(lease.link, ("near",))[0].addresses[0] == "near"
+    assert dialling.nearer(lease.link, ("near",)) == []
+    dialling.want([lease])
+    assert dialling.due(1.0, ()) == [], "as it is dialled"
+
+
+def test_an_order_holds_what_many_leases_say_of_a_link_and_what_is_announced() -> None:
+    dialling, link = Dialling(), LinkId("link")
+    dialling.want([LinkAddress(PeerId(f"p{number:03d}"), link, (f"address {number}",)) for number in range(100)])
+    dialling.due(0.0, ())
+    [order] = dialling.nearer(link, tuple(f"near {each}" for each in range(16)))
+    assert len(order.addresses) == MAX_ADDRESSES
+    assert dialling.nearer(link, order.addresses) == []
+    dialling.want([LinkAddress(PeerId(f"p{number:03d}"), link, (f"address {number}",)) for number in range(100)])
+    assert dialling.due(1.0, ()) == []

@@ -9,6 +9,8 @@ others, and make room, a few minutes after they were dialled.
 
 Leases are claims: a peer may name a link that is another's. A link that several leases name is dialled at the addresses of
 all of them, one of each in turn as far as an order to linkd holds them, and whose it is its greeting proves.
+
+What is announced on this network is nobody's word at all: a few of it come before what leases say, and push none of that out.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -20,6 +22,7 @@ from dilocox_peer.types import LinkId, PeerId
 MAX_DIALLED = 48
 IN_VAIN_S = 180.0  # dialled for so long and not linked; linkd tries at least every minute
 MAX_ADDRESSES = 64  # of a link, of 512 characters each: more do not go into one order (frames.MAX_HEADER_BYTES)
+MAX_NEARER = 8  # of these, that were announced on this network last; each holds up those behind it by half a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,9 @@ class Dialling:
         known = self._dialled.get(link)
         if known is None or set(addresses) <= set(known):
             return []
-        self._dialled[link] = tuple(dict.fromkeys((*addresses, *known)))[:MAX_ADDRESSES]
+        claimed = self._wanted[link].addresses if link in self._wanted else ()
+        near = dict.fromkeys((*addresses, *(text for text in known if text not in claimed)))
+        self._dialled[link] = tuple(dict.fromkeys((*[*near][:MAX_NEARER], *claimed)))
         return [Dial(link, self._dialled[link])]
 
     def due(self, now: float, up: Collection[LinkId]) -> list[Dial | HangUp]:
@@ -153,4 +158,4 @@ class Dialling:
 def _claimed(leases: Sequence[LinkAddress]) -> _Claimed:
     turns = zip_longest(*(lease.addresses for lease in leases))
     addresses = dict.fromkeys(text for turn in turns for text in turn if text is not None)
-    return _Claimed(frozenset(lease.peer for lease in leases), tuple(addresses)[:MAX_ADDRESSES])
+    return _Claimed(frozenset(lease.peer for lease in leases), tuple(addresses)[: MAX_ADDRESSES - MAX_NEARER])
