@@ -134,12 +134,16 @@ def verdict(found: Iterable[Opinion]) -> bool | None:
     """Whether we can be dialled; None where nobody could tell.
 
     One who got through is enough, of those whose word counts. Another computer of our house gets through where nobody else does, so of who is
-    outside it does; and as a stranger may say anything, of those that the link names, if they can tell.
+    outside it does; and as a stranger may say anything, of those that the link names, if they can tell. Of strangers half have to have got through: by
+    a made-up yes a home has no relay any more, and nobody finds it.
     """
     told = [each for each in found if each.answer is not Answer.UNKNOWN]
     told = [each for each in told if each.from_outside] or told
     told = [each for each in told if each.is_named] or told
-    return any(each.answer is Answer.YES for each in told) if told else None
+    if not told:
+        return None
+    enough = 1 if told[0].is_named else (len(told) + 1) // 2
+    return sum(each.answer is Answer.YES for each in told) >= enough
 
 
 def for_most(answer: bool | None, addresses: Sequence[str]) -> bool | None:

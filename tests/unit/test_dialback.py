@@ -112,6 +112,16 @@ def test_a_computer_of_the_same_house_and_a_stranger_do_not_gainsay_the_bootstra
     assert verdict([bootstrap_at_home, Opinion(Answer.NO, False, True)]) is False
 
 
+def test_a_few_strangers_that_say_yes_leave_no_home_without_relays():
+    yes, no = Opinion(Answer.YES, False, True), Opinion(Answer.NO, False, True)
+    unsure = Opinion(Answer.UNKNOWN, True, True)
+    assert verdict([unsure, yes, no, no]) is False
+    assert verdict([no] * 5 + [yes] * 4) is False
+    assert verdict([no] * 4 + [yes] * 4) is True
+    named_yes, named_no = Opinion(Answer.YES, True, True), Opinion(Answer.NO, True, True)
+    assert verdict([named_no, named_no, named_yes, no]) is True, "of those that the link names one is enough"
+
+
 def test_nobody_looks_for_open_ports_behind_a_shared_address_this_way():
     """With as many identities as it likes, from one host or from its neighbours, for an hour."""
     budget = DialBudget(0.0)
