@@ -16,7 +16,8 @@ LONGER = 4  # times as long, each time that it is silent
 
 @dataclass(slots=True)
 class _Lapses:
-    late: int = 0  # how often it kept something for far too long
+    late: int = 0  # how often it kept something for far too long, less one for each `overdue_cap_s` in which it worked
+    late_until: float = -math.inf  # of the last of these
     silent: int = 0  # how often it did not even say that it has it, less one for each `leaving_s` in which it worked
     working_since: float = math.inf  # its first gradient after that
     until: float = -math.inf
@@ -37,9 +38,13 @@ class Lateness:
     def kept(self, peer: PeerId, now: float) -> float:
         """It had something for far too long: left alone for a while, twice as long each time. Until when."""
         record = self._record(peer)
+        if record.late_until > now:  # of several at once the first counts
+            return record.until
+        self._forgive(record, now)
         pause_s = self._timing.leaving_s * (1 << min(record.late, 8))
         record.late += 1
-        return self._leave_alone(record, pause_s, now)
+        record.late_until = self._leave_alone(record, pause_s, now)
+        return record.until
 
     def was_silent(self, peer: PeerId, now: float) -> float:
         """Asked whether it still has something it said nothing, and that goes elsewhere. Left alone for some seconds, as all are late at once where a
@@ -47,9 +52,8 @@ class Lateness:
         record = self._record(peer)
         if record.until > now:  # of several at once the first counts
             return record.until
-        worked_s = max(0.0, now - record.working_since)
-        record.silent = max(0, record.silent - int(worked_s / self._timing.leaving_s)) + 1
-        record.working_since = math.inf
+        self._forgive(record, now)
+        record.silent += 1
         return self._leave_alone(record, self._timing.refused_s * LONGER ** min(record.silent, 8), now)
 
     def answered(self, peer: PeerId, now: float) -> None:
@@ -65,6 +69,13 @@ class Lateness:
         while len(self._records) > MAX_REMEMBERED:
             self._records.popitem(last=False)
         return record
+
+    def _forgive(self, record: _Lapses, now: float) -> None:
+        """As much as its work since the last lapse is worth. Being late costs a caller more, and so takes more work: the longest pause for each."""
+        worked_s = max(0.0, now - record.working_since)
+        record.silent = max(0, record.silent - int(worked_s / self._timing.leaving_s))
+        record.late = max(0, record.late - int(worked_s / self._timing.overdue_cap_s))
+        record.working_since = math.inf
 
     def _leave_alone(self, record: _Lapses, pause_s: float, now: float) -> float:
         record.until = max(record.until, now + min(pause_s, self._timing.overdue_cap_s))

@@ -58,6 +58,28 @@ def test_a_short_silence_does_not_end_a_longer_pause() -> None:
     assert lateness.kept(A, until) == until + 2 * TIMING.leaving_s
 
 
+def test_being_late_is_forgiven_for_each_ten_minutes_of_work() -> None:
+    lateness, now, paused = Lateness(TIMING), 0.0, []
+    for _ in range(5):
+        until = lateness.kept(A, now)
+        paused.append(until - now)
+        lateness.answered(A, until)
+        now = until + TIMING.leaving_s
+    assert paused == [60.0, 120.0, 240.0, 480.0, TIMING.overdue_cap_s], "a minute's work forgives nothing"
+    lateness.answered(A, now)
+    now += 4 * TIMING.overdue_cap_s
+    assert lateness.kept(A, now) == now + 2 * TIMING.leaving_s
+    now += 1e6
+    assert lateness.kept(A, now) == now + 4 * TIMING.leaving_s, "time alone forgives nothing"
+
+
+def test_several_that_it_is_late_with_at_once_count_as_one() -> None:
+    lateness = Lateness(TIMING)
+    assert {lateness.kept(A, now) for now in (0.0, 1.0, 2.0)} == {TIMING.leaving_s}
+    lateness.was_silent(B, 0.0)
+    assert lateness.kept(B, 1.0) == 1.0 + TIMING.leaving_s, "a silence is another thing"
+
+
 def test_so_many_are_remembered() -> None:
     lateness = Lateness(TIMING)
     for number in range(MAX_REMEMBERED + 1):
