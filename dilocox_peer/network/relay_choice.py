@@ -20,6 +20,7 @@ WANTED = 2  # so that one may go
 RENEW_S = 8.0
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 3.0
 REFUSED_RETRY_S = 20.0  # of those that have no room, or do not want to, or do not know yet whether they are dialable
+GONE_RETRY_S = 80.0  # at most, of a named one that does not answer while others have us: its address may be somebody else's by now
 MAX_CANDIDATES = 16
 ADDRESSES_EACH = 2  # of a relay, announced
 ENOUGH_BYTES = 64 << 20  # a circuit that carries less breaks off in the middle of a contribution
@@ -97,16 +98,25 @@ class RelayChoice:
         """It is there, and has no place for us."""
         if (relay := self._relays.get(peer)) is not None:
             relay.is_asked, relay.limit, relay.due_at = False, None, now + REFUSED_RETRY_S
+            self._hurry(now)
             self._announce()
 
     def failed(self, peer: PeerId, now: float) -> None:
         """It did not answer."""
         if (relay := self._relays.get(peer)) is not None:
             relay.is_asked, relay.limit = False, None
-            most_s = MAX_RETRY_S if self._lacking > 0 else REFUSED_RETRY_S
+            most_s = MAX_RETRY_S if self._lacking > 0 else GONE_RETRY_S
             relay.due_at = now + min(FIRST_RETRY_S * 2**relay.failures, most_s)
             relay.failures = min(relay.failures + 1, 16)
+            self._hurry(now)
             self._announce()
+
+    def _hurry(self, now: float) -> None:
+        """Where too few have us, those that were asked ever more seldom are asked soon."""
+        if self._lacking > 0:
+            for relay in self._relays.values():
+                if relay.due_at > now + REFUSED_RETRY_S:
+                    relay.due_at = now + MAX_RETRY_S
 
     def lost(self, peer: PeerId, now: float) -> None:
         """The connection with it is: it is asked at once, if it has us."""

@@ -1,8 +1,11 @@
 """At which relays a peer asks, when, and what it announces."""
 
+from itertools import pairwise
+
 from dilocox_peer.network.relay_choice import (
     ADDRESSES_EACH,
     ENOUGH_BYTES,
+    GONE_RETRY_S,
     MAX_CANDIDATES,
     MAX_RETRY_S,
     REFUSED_RETRY_S,
@@ -183,6 +186,25 @@ def test_a_named_relay_that_is_back_has_us_again_whoever_took_its_place():
     assert relays.held == ("named", "b")
     assert relays.addresses[0] == through("named")
     assert asked_while_away <= 180.0 / REFUSED_RETRY_S + 6, "nothing was lacking: it is asked now and then"
+
+
+def test_a_named_relay_that_is_gone_for_good_is_asked_ever_more_seldom_until_one_is_lacking():
+    relays, named, now, asked_at = RelayChoice(ME), PeerId("named"), 0.0, list[float]()
+    relays.offer({PeerId(name): at(name) for name in ("named", "b", "c")}, {named})
+    while now < 3600.0:
+        for name in asked(relays, now):
+            if name == named:
+                asked_at.append(now)
+                relays.failed(named, now)
+            else:
+                relays.reserved(PeerId(name), LARGE, now)
+        now += 0.5
+    pauses = [later - before for before, later in pairwise(asked_at)]
+    assert pauses[:5] == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert pauses[-1] == GONE_RETRY_S
+    now = asked_at[-1] + 1.0
+    relays.failed(PeerId("b"), now)
+    assert named in asked(relays, now + MAX_RETRY_S), "one is lacking"
 
 
 def test_of_named_relays_one_is_enough_and_one_is_asked_at_a_time():
