@@ -75,6 +75,7 @@ FIRST_BAN_S, MOST_BAN_S, LONGER = 60.0, 3600.0, 4.0
 FORGIVEN_S = 24 * 3600.0  # after the last ban, the next is a first one
 
 MAX_STRANGERS, MAX_STRANGERS_OF_PLACE = 96, 24  # connected; beyond these the least useful are hung up on
+MAX_STRANGERS_BY_RELAYS = 48  # of these: behind a relay names cost nothing, and it is not seen where they come from
 CROWD = 16  # strangers connected, from which on it takes a proof of the run to stay
 PROVE_S = 10.0  # for it
 DAEMON_BYTES = (
@@ -270,7 +271,8 @@ class Doorkeeper:
     ) -> dict[PeerId, str]:
         """Whom to hang up on, and why. connections: all peers that are connected, each with the hosts of its ends; none: through
         relays alone. daemon_bytes: of memory that p2pd has."""
-        found = {peer: next((place for each in hosts if (place := place_of(each))), "") for peer, hosts in connections}
+        ends = dict(connections)
+        found = {peer: next((place for each in hosts if (place := place_of(each))), "") for peer, hosts in ends.items()}
         self._seen = {peer: self._still(peer, place, now) for peer, place in found.items()}
         self._connected = found.keys()
         strangers = [peer for peer in found if self.is_stranger(peer)]
@@ -286,12 +288,15 @@ class Doorkeeper:
             strangers = [peer for peer in strangers if peer not in silent]
         strangers.sort(key=lambda peer: self._seen[peer].last_at, reverse=True)
         of_place: Counter[str] = Counter()
-        num_kept = 0
+        num_kept = num_by_relays = 0
         for peer in strangers:
             place = self._seen[peer].place
             of_place[place] += 1
+            num_by_relays += not ends[peer]
             if place and of_place[place] > MAX_STRANGERS_OF_PLACE:
                 out[peer] = f"one of more than {MAX_STRANGERS_OF_PLACE} strangers in {place}"
+            elif not ends[peer] and num_by_relays > MAX_STRANGERS_BY_RELAYS:
+                out[peer] = f"one of more than {MAX_STRANGERS_BY_RELAYS} strangers that relays pass on"
             elif num_kept >= MAX_STRANGERS:
                 out[peer] = f"one of more than {MAX_STRANGERS} strangers"
             else:

@@ -14,6 +14,7 @@ from dilocox_peer.network.doorkeeper import (
     LONGER,
     MAX_KNOWN,
     MAX_STRANGERS,
+    MAX_STRANGERS_BY_RELAYS,
     MAX_STRANGERS_OF_PLACE,
     MOST_BAN_S,
     PLACE_BANNED_AT,
@@ -216,6 +217,19 @@ def test_a_place_has_so_many_connections() -> None:
     out = keeper.seen(hosts, 0.0)
     assert len(out) == 10
     assert other not in out
+
+
+def test_names_that_relays_pass_on_push_nobody_out_who_comes_directly() -> None:
+    keeper = settled()
+    honest = [(PeerId(f"honest {number}"), [f"8.8.{number}.1"]) for number in range(40)]
+    crowd = [(peer, list[str]()) for peer in names(3 * MAX_STRANGERS)]
+    for peer, _ in honest:
+        keeper.proved(peer, 0.0)
+    for peer, _ in crowd:
+        keeper.proved(peer, 1.0)
+    out = keeper.seen([*honest, *crowd], 2.0)
+    assert not out.keys() & {peer for peer, _ in honest}
+    assert len(out) == len(crowd) - MAX_STRANGERS_BY_RELAYS
 
 
 def test_the_banned_are_hung_up_on_whenever_they_are_seen() -> None:

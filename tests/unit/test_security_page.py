@@ -83,8 +83,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"streams a second | {_rates(Budgeted.STREAMS)}",
         f"requests to the directory | {_rates(Budgeted.REQUESTS).replace(' (400', ' a second (400', 1)}; {entry.MAX_AT_ONCE} at once, "
         f"{entry.MAX_AT_ONCE_OF_PEER} of one peer; {entry.MAX_BYTES_AT_ONCE >> 20} MiB at once, {entry.MAX_BYTES_AT_ONCE_OF_PEER >> 20} of one peer",
-        f"{doorkeeper.MAX_STRANGERS}, {doorkeeper.MAX_STRANGERS_OF_PLACE} of a range; of more than {doorkeeper.CROWD} those that say nothing "
-        f"for {doorkeeper.PROVE_S:.0f} s go",
+        f"{doorkeeper.MAX_STRANGERS}, {doorkeeper.MAX_STRANGERS_OF_PLACE} of a range, {doorkeeper.MAX_STRANGERS_BY_RELAYS} by relays; "
+        f"of more than {doorkeeper.CROWD} those that say nothing for {doorkeeper.PROVE_S:.0f} s go",
         f"above {doorkeeper.DAEMON_BYTES >> 20} MiB all strangers",
         f"{link_gate.KNOCKS_PER_S:.0f} a second ({link_gate.KNOCKS:.0f} at once) of all, {link_gate.PLACE_KNOCKS_PER_S:.0f} "
         f"({link_gate.PLACE_KNOCKS:.0f}) of a range, {link_gate.MAX_OF_PLACE} connections of one",
