@@ -1,6 +1,15 @@
 """Who is dialled where more are announced than may be."""
 
-from dilocox_peer.peer.links.dialling import IN_VAIN_S, MAX_ADDRESSES, MAX_DIALLED, MAX_NEARER, Dial, Dialling, HangUp, LinkAddress
+from dilocox_peer.peer.links.dialling import (
+    IN_VAIN_S,
+    MAX_ADDRESSES,
+    MAX_DIALLED,
+    MAX_NEARER,
+    Dial,
+    Dialling,
+    HangUp,
+    LinkAddress,
+)
 from dilocox_peer.types import LinkId, PeerId
 
 

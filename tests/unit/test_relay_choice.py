@@ -207,6 +207,27 @@ def test_a_named_relay_that_is_gone_for_good_is_asked_ever_more_seldom_until_one
     assert named in asked(relays, now + MAX_RETRY_S), "one is lacking"
 
 
+def test_candidates_that_are_not_there_do_not_keep_the_others_out():
+    """By so many made-up leases, or peers met before that are gone, no other relay was ever asked."""
+    relays, named = RelayChoice(ME), PeerId("named")
+    dead = [PeerId(f"dead {number}") for number in range(3 * MAX_CANDIDATES)]
+    live = [PeerId(f"live {number}") for number in range(3)]
+    now = 0.0
+    while now < 600.0:
+        if now % 30.0 == 0.0:
+            relays.offer({peer: at(peer) for peer in (named, *dead, *live)}, {named})
+        for name in asked(relays, now):
+            if name in live:
+                relays.reserved(PeerId(name), LARGE, now)
+            elif int(now) % 2:
+                relays.failed(PeerId(name), now)
+            else:
+                relays.refused(PeerId(name), now)
+        now += 0.5
+    assert len(relays.held) == WANTED
+    assert set(relays.held) <= set(live)
+
+
 def test_of_named_relays_one_is_enough_and_one_is_asked_at_a_time():
     relays = RelayChoice(ME)
     relays.offer({PeerId(name): at(name) for name in ("a", "b")})
