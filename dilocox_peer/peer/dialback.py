@@ -47,6 +47,7 @@ ASKED, ASKED_PER_S = (
     4.0,
     0.2,
 )  # questions at once, and a second, of one peer that are looked into: p2pd is asked for all its connections
+PLACE_ASKED, PLACE_ASKED_PER_S = 24.0, 1.0  # of all of a range of addresses: names cost nothing
 ALL_ASKED, ALL_ASKED_PER_S = 64.0, 10.0
 MAX_BUDGETS = 1024  # ranges, and peers: of one that is forgotten the budget is full again
 ADVICE: Final = (
@@ -96,13 +97,15 @@ class DialBudget:
     def __init__(self, now: float) -> None:
         self._all_asked = TokenBucket(ALL_ASKED_PER_S, ALL_ASKED, now)
         self._peers: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._places: OrderedDict[str, TokenBucket] = OrderedDict()
         self._all = TokenBucket(ALL_PORTS_PER_S, ALL_PORTS, now)
         self._ranges: OrderedDict[str, TokenBucket] = OrderedDict()
 
-    def may_ask(self, peer: PeerId, now: float) -> bool:
-        """Whether a question of peer is looked into; it counts then."""
+    def may_ask(self, peer: PeerId, place: str, now: float) -> bool:
+        """Whether a question of peer is looked into; it counts then. place: whose share it is of, such as its range of addresses."""
         own = _remembered(self._peers, peer, ASKED_PER_S, ASKED, now)
-        return own.try_take(1.0, now) and self._all_asked.try_take(1.0, now)
+        of_place = _remembered(self._places, place, PLACE_ASKED_PER_S, PLACE_ASKED, now)
+        return own.try_take(1.0, now) and of_place.try_take(1.0, now) and self._all_asked.try_take(1.0, now)
 
     def may_dial(self, addresses: Sequence[Address], now: float) -> bool:
         """Whether all of these may be tried now; they count as tried then."""
@@ -225,7 +228,7 @@ async def serve(transport: Transport, *, right: Right | None = Right.READ) -> No
     budget = DialBudget(time.monotonic())
 
     async def answer(peer: PeerId, header: dict[str, Any]) -> Reply:
-        if not budget.may_ask(peer, time.monotonic()):
+        if not budget.may_ask(peer, await transport.doors.holder(peer), time.monotonic()):
             return Reply({"answer": Answer.UNKNOWN.value})
         seen = await transport.leads_to(peer)
         hosts = [text.split("/")[2] for text in seen]

@@ -151,9 +151,19 @@ def test_peers_of_one_house_or_machine_are_bounded_together_alone():
 
 def test_a_peer_that_asks_again_and_again_is_looked_at_now_and_then_and_all_together_so_often():
     budget, seconds = DialBudget(0.0), 600
-    of_one = sum(budget.may_ask(PeerId("one"), at / 10) for at in range(10 * seconds))
+    of_one = sum(budget.may_ask(PeerId("one"), "one", at / 10) for at in range(10 * seconds))
     assert ASKED <= of_one <= ASKED + seconds * ASKED_PER_S
-    assert budget.may_ask(PeerId("another"), float(seconds))
+    assert budget.may_ask(PeerId("another"), "another", float(seconds))
     names = [PeerId(f"p{number}") for number in range(2 * MAX_BUDGETS)]
-    of_all = sum(budget.may_ask(name, seconds + index / 10) for index, name in enumerate(names * 3))
+    of_all = sum(budget.may_ask(name, name, seconds + index / 10) for index, name in enumerate(names * 3))
     assert of_all <= ALL_ASKED + 3 * len(names) / 10 * ALL_ASKED_PER_S + 1
+
+
+def test_many_names_of_one_range_keep_no_home_elsewhere_from_being_looked_at():
+    budget, looked_at = DialBudget(0.0), 0
+    for second in range(300):
+        for number in range(12):
+            budget.may_ask(PeerId(f"name {second} {number}"), "8.8.4.0/24", second + number / 12)
+        if second % 3 == 0:  # twenty homes, each once a minute
+            looked_at += budget.may_ask(PeerId(f"home {second % 60}"), f"9.9.{second % 60}.0/24", second + 0.99)
+    assert looked_at == 100

@@ -21,6 +21,8 @@ from dilocox_peer.peer.dialback import (
     ASKED,
     ASKED_PER_S,
     MAX_BUDGETS,
+    PLACE_ASKED,
+    PLACE_ASKED_PER_S,
     RANGE_PORTS,
     RANGE_PORTS_PER_S,
 )
@@ -103,8 +105,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"{bounds.MAX_NODES:,} nodes",
         f"{RANGE_PORTS:.0f} at once and {60 * RANGE_PORTS_PER_S:.0f} a minute of a range of addresses (/24, /48), {ALL_PORTS:.0f} at once "
         f"and {ALL_PORTS_PER_S:.0f} a second in all; {MAX_BUDGETS:,} ranges",
-        f"{ASKED:.0f} at once and {60 * ASKED_PER_S:.0f} a minute of one peer, {ALL_ASKED:.0f} at once and {ALL_ASKED_PER_S:.0f} a second "
-        f"of all are looked into; {MAX_BUDGETS:,} peers",
+        f"{ASKED:.0f} at once and {60 * ASKED_PER_S:.0f} a minute of one peer, {PLACE_ASKED:.0f} at once and "
+        f"{60 * PLACE_ASKED_PER_S:.0f} a minute of a range, {ALL_ASKED:.0f} at once and {ALL_ASKED_PER_S:.0f} a second of all are looked into; {MAX_BUDGETS:,} peers",
         f"{lead_budget.OF_A_LEASE} of a range for one lease, {lead_budget.RANGE_LEADS:.0f} at once and "
         f"{60 * lead_budget.RANGE_LEADS_PER_S:.0f} a minute of a range for all; {lead_budget.MAX_RANGES:,} ranges",
         f"{MAX_DOORS}, 64 streams, {OF_A_DOOR} of one peer",
