@@ -5,13 +5,17 @@ as they are; TLS within them is linkd's own, so neither the relay nor we can say
 
 A stream stays on the connection that it was opened on. One that a relay passes on is often opened a moment before a hole is punched: it is
 ended then, once, and linkd makes its link anew through the hole.
+
+Leases cost nothing: where more neighbours are listed than there are doors, one that led to nobody for a while makes room for who had fewest turns.
 """
 
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 from dilocox_peer.admission import Right
 from dilocox_peer.errors import PeerUnavailable
@@ -23,6 +27,7 @@ from dilocox_peer.types import PeerId
 
 KIND = "link"
 MAX_DOORS = 64
+DOOR_S = 180.0  # that one leads to nobody before it makes room
 MAX_STREAMS, MAX_STREAMS_PER_PEER = 64, 4  # that others opened; linkd needs one
 # Of a range of addresses, or a peer whose is not known, that is no neighbour; of so many holders.
 KNOCKS_A_S, KNOCKS_AT_ONCE, MAX_HOLDERS = 1.0, 16.0, 1024
@@ -33,13 +38,28 @@ PROVED_S = 120.0  # our linkd ends sooner what does not say who it is
 _Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+@dataclass(slots=True)
+class _Door:
+    """led_at: when it last led to whom it is for, or was opened."""
+
+    server: asyncio.Server
+    addresses: tuple[str, ...]
+    led_at: float
+    streams: set[float] = field(default_factory=set)  # when those that are under way began
+
+    def is_in_vain(self, now: float) -> bool:
+        has_led = any(now - began >= PROVED_S for began in self.streams)
+        return not has_led and now - self.led_at >= DOOR_S
+
+
 class Tunnels:
     """Doors to others by `towards`, and with `serve` theirs to our linkd."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, clock: Callable[[], float] = time.monotonic) -> None:
         self._transport = transport
-        self._doors: dict[PeerId, asyncio.Server] = {}
-        self._addresses: dict[PeerId, tuple[str, ...]] = {}
+        self._clock = clock
+        self._doors: dict[PeerId, _Door] = {}
+        self._turns: Counter[PeerId] = Counter()  # how often each that is listed had a door
         self._taken: Counter[PeerId] = Counter()
         self._held: dict[
             asyncio.Task[None], str
@@ -114,24 +134,48 @@ class Tunnels:
         oldest.cancel()
         return True
 
+    async def open_doors(self, addresses: Mapping[PeerId, Sequence[str]], rank: Callable[[PeerId], Any]) -> None:
+        """For these neighbours, and no others; of too many those that had fewest turns, of these those of the lowest rank. addresses: of their leases.
+        Raises OSError."""
+        self.keep(addresses)
+        for peer in sorted(addresses, key=lambda peer: (self._turns[peer], rank(peer))):
+            await self.towards(peer, addresses[peer])
+
     async def towards(self, peer: PeerId, addresses: Sequence[str]) -> str | None:
         """A multiaddress of this machine that leads to the neighbour's linkd; None if there are too many. addresses: of its lease.
         Raises OSError."""
-        self._addresses[peer] = tuple(addresses)
-        if peer not in self._doors:
-            if len(self._doors) >= MAX_DOORS:
-                return None
-            self._doors[peer] = await asyncio.start_server(
+        if (door := self._doors.get(peer)) is not None:
+            door.addresses = tuple(addresses)
+        elif self._has_free_door():
+            server = await asyncio.start_server(
                 lambda reader, writer: self._pass_on(peer, (reader, writer)), "127.0.0.1", 0
             )
-        port: int = self._doors[peer].sockets[0].getsockname()[1]
-        return f"/ip4/127.0.0.1/tcp/{port}"
+            self._doors[peer] = _Door(server, tuple(addresses), self._clock())
+            self._turns[peer] += 1
+        return self.door_of(peer)
+
+    def door_of(self, peer: PeerId) -> str | None:
+        """As `towards`, of a door that is there."""
+        if (door := self._doors.get(peer)) is None:
+            return None
+        return f"/ip4/127.0.0.1/tcp/{door.server.sockets[0].getsockname()[1]}"
+
+    def _has_free_door(self) -> bool:
+        """If need be once another is closed."""
+        if len(self._doors) < MAX_DOORS:
+            return True
+        now = self._clock()
+        in_vain = {peer: door.led_at for peer, door in self._doors.items() if door.is_in_vain(now)}
+        if not in_vain:
+            return False
+        self._doors.pop(min(in_vain, key=in_vain.__getitem__)).server.close()
+        return True
 
     def keep(self, peers: Collection[PeerId]) -> None:
         """Closes the doors to all others; what is under way goes on."""
+        self._turns = Counter({peer: self._turns[peer] for peer in peers if self._turns[peer]})
         for peer in [peer for peer in self._doors if peer not in peers]:
-            self._doors.pop(peer).close()
-            del self._addresses[peer]
+            self._doors.pop(peer).server.close()
 
     def close(self) -> None:
         self.keep(())
@@ -144,8 +188,9 @@ class Tunnels:
 
     async def _pass_on(self, peer: PeerId, inside: _Pair) -> None:
         """A connection of our linkd, to its end."""
+        door = self._doors.get(peer)
         try:
-            await self._transport.connect(peer, self._addresses.get(peer, ()), OPEN_S)
+            await self._transport.connect(peer, () if door is None else door.addresses, OPEN_S)
             is_relayed = (await self._transport.paths()).get(peer) != "direct"
             outside = await self._transport.open_stream(peer, self._transport.stream_protocol(KIND), OPEN_S)
         except (PeerUnavailable, TimeoutError):
@@ -156,9 +201,16 @@ class Tunnels:
             return
         if is_relayed:
             self._relayed.setdefault(peer, set()).add(inside[1])
+        began = self._clock()
+        if door is not None:
+            door.streams.add(began)
         try:
             await _join(inside, outside)
         finally:
+            if door is not None:
+                door.streams.discard(began)
+                if self._clock() - began >= PROVED_S:
+                    door.led_at = self._clock()
             if peer in self._relayed:
                 self._relayed[peer].discard(inside[1])
                 if not self._relayed[peer]:

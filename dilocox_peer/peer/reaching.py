@@ -140,13 +140,12 @@ class Reaching:
         """Where linkd dials each of these neighbours; one whose linkd others cannot dial, through p2pd at last."""
         is_met = self._may_be_met
         closed = [lease for lease in leases if (lease.is_relayed and is_met) or lease.is_link_closed]
-        self.tunnels.keep({lease.peer for lease in closed})
         ways = {lease.peer: lease.link_addresses for lease in leases}
+        with suppress(OSError):
+            await self.tunnels.open_doors({lease.peer: lease.addresses for lease in closed}, self._rank)
         for lease in closed:
-            with suppress(OSError):
-                door = await self.tunnels.towards(lease.peer, lease.addresses)
-                if door is not None:
-                    ways[lease.peer] = (*lease.link_addresses, f"{door}/p2p/{lease.link}")
+            if (door := self.tunnels.door_of(lease.peer)) is not None:
+                ways[lease.peer] = (*lease.link_addresses, f"{door}/p2p/{lease.link}")
         return ways
 
     async def _run(self) -> None:

@@ -11,7 +11,15 @@ from dilocox_peer.network.daemon import OnStream
 from dilocox_peer.network.relaying import Relay
 from dilocox_peer.network.reservations import reserve
 from dilocox_peer.network.transport import Transport
-from dilocox_peer.network.tunnels import KNOCKS_AT_ONCE, MAX_STREAMS, MAX_STREAMS_PER_PEER, Tunnels, own_door
+from dilocox_peer.network.tunnels import (
+    DOOR_S,
+    KNOCKS_AT_ONCE,
+    MAX_DOORS,
+    MAX_STREAMS,
+    MAX_STREAMS_PER_PEER,
+    Tunnels,
+    own_door,
+)
 from dilocox_peer.types import PeerId
 from tests.shell.commands import free_port
 from tests.shell.conftest import MakeTransport
@@ -159,6 +167,46 @@ async def test_a_neighbour_opens_a_few_at_most_and_none_to_who_is_gone(make_tran
         assert await _rest(reader, writer) == b""
         for each in held:
             each.close()
+        ours.close()
+
+
+async def test_made_up_neighbours_do_not_have_all_doors_for_good(make_transport: MakeTransport) -> None:
+    transport, _ = await make_transport("near")
+    now = [0.0]
+    ours = Tunnels(transport, lambda: now[0])
+    listed = [*(PeerId(f"made up {number}") for number in range(2 * MAX_DOORS)), PeerId("neighbour")]
+    had = set[PeerId]()
+    for _ in range(4):
+        await ours.open_doors(dict.fromkeys(listed, ()), str)
+        here = {peer for peer in listed if ours.door_of(peer) is not None}
+        assert len(here) == MAX_DOORS
+        await ours.open_doors(dict.fromkeys(listed, ()), str)
+        assert here == {peer for peer in listed if ours.door_of(peer) is not None}, "each for a while"
+        had |= here
+        now[0] += DOOR_S
+    assert had == set(listed)
+    ours.close()
+
+
+async def test_a_door_that_leads_to_its_neighbour_stays(make_transport: MakeTransport) -> None:
+    far, _ = await make_transport("far")
+    near, _ = await make_transport("near")
+    now = [0.0]
+    theirs, ours = Tunnels(far), Tunnels(near, lambda: now[0])
+    taken: list[asyncio.StreamWriter] = []
+    made_up: dict[PeerId, tuple[str, ...]] = {PeerId(f"made up {number}"): () for number in range(2 * MAX_DOORS)}
+    async with echo(taken) as where, asyncio.timeout(60):
+        await theirs.serve(lambda: where)
+        door = await ours.towards(far.peer_id, far.addresses)
+        assert door is not None
+        reader, writer = await through(door)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        for _ in range(4):
+            now[0] += DOOR_S
+            await ours.open_doors({**made_up, far.peer_id: far.addresses}, str)
+            assert ours.door_of(far.peer_id) == door
+        writer.close()
         ours.close()
 
 
