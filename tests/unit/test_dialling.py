@@ -81,12 +81,29 @@ def test_what_is_announced_on_this_network_pushes_out_nothing_that_leases_say() 
     assert dialling.due(1.0, ()) == [], "as it is dialled"
 
 
+def _all_name(link: LinkId, numbers: range) -> list[LinkAddress]:
+    return [LinkAddress(PeerId(f"p{number:03d}"), link, (f"address {number}",)) for number in numbers]
+
+
 def test_an_order_holds_what_many_leases_say_of_a_link_and_what_is_announced() -> None:
     dialling, link = Dialling(), LinkId("link")
-    dialling.want([LinkAddress(PeerId(f"p{number:03d}"), link, (f"address {number}",)) for number in range(100)])
+    leases = _all_name(link, range(MAX_ADDRESSES - MAX_NEARER))
+    dialling.want(leases)
     dialling.due(0.0, ())
     [order] = dialling.nearer(link, tuple(f"near {each}" for each in range(16)))
     assert len(order.addresses) == MAX_ADDRESSES
     assert dialling.nearer(link, order.addresses) == []
-    dialling.want([LinkAddress(PeerId(f"p{number:03d}"), link, (f"address {number}",)) for number in range(100)])
+    dialling.want(leases)
     assert dialling.due(1.0, ()) == []
+
+
+def test_many_leases_that_name_anothers_link_do_not_keep_it_from_being_dialled_where_it_is() -> None:
+    dialling, link, dialled = Dialling(), LinkId("link"), set[str]()
+    leases = _all_name(link, range(500))
+    for look in range(9):
+        dialling.want(leases)
+        for order in dialling.due(60.0 * look, ()):
+            assert isinstance(order, Dial)
+            assert len(order.addresses) <= MAX_ADDRESSES
+            dialled |= set(order.addresses)
+    assert dialled == {text for lease in leases for text in lease.addresses}

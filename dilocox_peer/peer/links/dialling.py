@@ -8,7 +8,7 @@ Of too many those are dialled that come first by a rank of ours. Leases cost who
 others, and make room, a few minutes after they were dialled.
 
 Leases are claims: a peer may name a link that is another's. A link that several leases name is dialled at the addresses of
-all of them, one of each in turn as far as an order to linkd holds them, and whose it is its greeting proves.
+all of them, one of each in turn as far as an order to linkd holds them, of more by others at each look, and whose it is its greeting proves.
 
 What is announced on this network is nobody's word at all: a few of it come before what leases say, and push none of that out.
 """
@@ -63,6 +63,7 @@ class Dialling:
     def __init__(self, rank: Callable[[PeerId], str] = str) -> None:
         """rank: by which those are chosen that are dialled, where there are too many."""
         self._rank = rank
+        self._looks = 0  # at the leases
         self._claims: dict[LinkId, _Claimed] = {}  # all that leases say, by rank
         self._wanted: dict[LinkId, _Claimed] = {}
         self._in_vain: dict[LinkId, int] = {}  # how often a link made room for others
@@ -81,7 +82,8 @@ class Dialling:
         claims: dict[LinkId, list[LinkAddress]] = {}
         for lease in sorted(leases, key=lambda lease: self._rank(lease.peer)):
             claims.setdefault(lease.link, []).append(lease)
-        self._claims = {link: _claimed(of_link) for link, of_link in claims.items()}
+        self._claims = {link: _claimed(of_link, self._looks) for link, of_link in claims.items()}
+        self._looks += 1
         self._in_vain = {link: times for link, times in self._in_vain.items() if link in self._claims}
         self._choose()
 
@@ -155,7 +157,11 @@ class Dialling:
         return min(down.values(), default=float("inf")) + IN_VAIN_S
 
 
-def _claimed(leases: Sequence[LinkAddress]) -> _Claimed:
+def _claimed(leases: Sequence[LinkAddress], look: int) -> _Claimed:
     turns = zip_longest(*(lease.addresses for lease in leases))
-    addresses = dict.fromkeys(text for turn in turns for text in turn if text is not None)
-    return _Claimed(frozenset(lease.peer for lease in leases), tuple(addresses)[: MAX_ADDRESSES - MAX_NEARER])
+    addresses = [*dict.fromkeys(text for turn in turns for text in turn if text is not None)]
+    most = MAX_ADDRESSES - MAX_NEARER
+    if len(addresses) > most:
+        first = look * most % len(addresses)
+        addresses = [*addresses[first:], *addresses[:first]][:most]
+    return _Claimed(frozenset(lease.peer for lease in leases), tuple(addresses))
