@@ -53,7 +53,7 @@ class Able:
             firsts = [self._first(index, VOUCHING + 1) for index in range(len(self._orders))]
             pairs = {peer for first in firsts for peer in first[:VOUCHING]}
             lacking, never = self._gathering.behind(pairs, self._then)
-            # Who steps in says that it holds less than before, until it has those slices as well.
+            # A helper says that it holds less than before, until it has those slices as well.
             helpers = {peer for first in firsts if never.intersection(first[:VOUCHING]) for peer in first[VOUCHING:]}
             self._behind = never | (lacking - helpers)
         return self._behind
