@@ -157,7 +157,7 @@ def test_a_slice_that_its_author_gives_to_nobody_is_not_named() -> None:
             assert place.sharing is not None
             orders = ranked(place.sharing, place.voters)
             index = next(index for index, order in enumerate(orders) if MUTE not in order[:2])
-            miser.disk.blobs.pop(parts_of(miser.disk.blobs[action.message.entry.blob])[index], None)
+            miser.kept_back.add(parts_of(miser.disk.blobs[action.message.entry.blob])[index])
         carry_out(action)
 
     carry_out = miser.carry_out

@@ -19,6 +19,7 @@ from dilocox_peer.wire.rounds import (
     Average,
     Averages,
     Cert,
+    Gathered,
     Inputs,
     Message,
     Offer,
@@ -299,3 +300,27 @@ def test_two_that_say_they_hold_what_one_keeps_from_all_others_and_average_nothi
     assert world.rounds_in(150.0) >= least
     assert world.doubted_but_by({HOSTILE, *mates}) <= {HOSTILE, *mates}
     assert {each.value.kind for each in world.chain()[-10:]} == {"round"}, "without a view change"
+
+
+@pytest.mark.parametrize("num_victims", [2, 5])
+def test_one_that_says_it_lacks_what_others_contribute_has_nobody_left_out(num_victims: int) -> None:
+    """It averages with each of the others. The victims were doubted, and of the rounds half went without them; nobody doubted the liar."""
+    world = Withholding(6, 15)
+    victims = sorted(set(world.nodes) - {HOSTILE})[:num_victims]
+
+    def leave_out(sender: PeerId, to: PeerId, message: Message) -> None:
+        machine = world.nodes[HOSTILE].machine
+        if sender == HOSTILE and isinstance(message, Gathered) and machine is not None:
+            offers = machine.sitting.arrivals.offers
+            lacking = {offers[peer].blob for peer in victims if peer in offers}
+            tables = tuple(table for table in message.tables if table not in lacking)
+            message = msgspec.structs.replace(message, tables=tables)
+        deliver(sender, to, message)
+
+    deliver, world.deliver = world.deliver, leave_out  # type: ignore[method-assign]
+    before = len(world.chain())
+    rounds = world.rounds_in(80.0)
+    counted = [entry.peer for each in world.chain()[before:] for entry in each.value.entries]
+    assert rounds >= 10
+    assert min(counted.count(peer) for peer in victims) >= rounds - 2
+    assert not world.doubted_but_by({HOSTILE}) - {HOSTILE}

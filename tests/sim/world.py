@@ -226,6 +226,7 @@ class Node:
         self.produced: set[Unit] = set()
         self.orphaned: set[Unit] = set()
         self.offered: set[Unit] = set()
+        self.kept_back: set[Digest] = set()  # what it holds and gives to nobody
         self.fetches: dict[Digest, int] = {}
         self.slots: FetchSlots | None = None
         self.is_looking = False  # at what takes long
@@ -405,7 +406,8 @@ class Node:
         is_here = blob is not None
         for source in action.sources:
             if blob is None and (node := world.reachable(self.peer, source)) is not None:
-                blob = None if world.fails() else node.disk.blobs.get(action.blob)
+                is_given = not world.fails() and action.blob not in node.kept_back
+                blob = node.disk.blobs.get(action.blob) if is_given else None
         if blob is None:
             self.feed(BlobMissing(action.blob))
         elif (reason := why_unfit(blob, action.part)) is not None and not (

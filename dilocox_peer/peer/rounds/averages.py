@@ -12,6 +12,7 @@ decides. Two signatures under different results of one slice stay as a proof tha
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from dilocox_peer.peer.rounds.able import Able
 from dilocox_peer.peer.rounds.conduct import NO_RESULT
 from dilocox_peer.peer.rounds.contract import Action, AverageSlice, BlobPart, SliceAveraged
 from dilocox_peer.peer.rounds.gathering import Gathering
@@ -25,7 +26,7 @@ from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.peer.rounds.words import Words
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import VOUCHING, Certificate, Entry, Result, SliceOutcome, Value, inputs_of
-from dilocox_peer.wire.rounds import Average, Averages, Gathered, Inputs
+from dilocox_peer.wire.rounds import Averages, Gathered, Inputs
 
 MAX_ASKED = 4  # inputs that one leader may name at one head
 TRIES = 2  # of a residual that nobody gives; then its slice goes on without
@@ -43,6 +44,7 @@ class Slicing:
         self._sharing = sharing
         self._orders = ranked(sharing, averagers(seat.place.roster, seat.place.voters))
         self.gathering, self.overheard = Gathering(seat, now), Overheard()
+        self._able = Able(seat, members, self.gathering, self._orders)
         self._authors: dict[Digest, set[PeerId]] = {}
         self._leads = self._is_averaged_late = False
         self._given_up: set[Digest] = set()  # contributions that held up what was named with them
@@ -55,7 +57,6 @@ class Slicing:
         self._drawn: dict[int, list[PeerId]] = {}
         self._everyone_drawn: set[PeerId] = set()
         self._gathered_by_all: frozenset[Digest] | None = None
-        self._may: dict[PeerId, bool] = {}
         self._own_drawn: list[int] | None = None
         self._missed: dict[Digest, tuple[int, float]] = {}  # of residuals, fetches in vain before we asked, and when
         self._num_heard = 0
@@ -80,7 +81,8 @@ class Slicing:
         """What was drawn counts for this moment: it is asked many times in one."""
         if self._drawn_at != (now, self._num_heard):
             self._drawn_at, self._drawn = (now, self._num_heard), {}
-            self._everyone_drawn, self._gathered_by_all, self._may, self._own_drawn = set(), None, {}, None
+            self._everyone_drawn, self._gathered_by_all, self._own_drawn = set(), None, None
+            self._able.look(now, late_at=self.late_at, patience_s=self.patience_s)
 
     def _everyone(self, now: float) -> set[PeerId]:
         """The members that average any slice."""
@@ -94,17 +96,7 @@ class Slicing:
         if (batch := self._batch) is not None and index not in batch.settled:
             wanted += int(batch.open_s(index, now) / self.patience_s)
             wanted += self.words.num_disputed(batch, index)
-        here = (peer for peer in self._orders[index] if self._may_average(peer, now))
-        return [peer for peer, _ in zip(here, range(wanted), strict=False)]
-
-    def _may_average(self, peer: PeerId, now: float) -> bool:
-        if (may := self._may.get(peer)) is None:
-            may = self._may[peer] = peer == self._seat.me or (
-                self._members.takes_part(peer, now)
-                and self._seat.owner.conduct.averages(peer)
-                and (now < self.late_at or self.gathering.has_spoken(peer))
-            )
-        return may
+        return self._able.drawn(index, wanted)
 
     @property
     def patience_s(self) -> float:
@@ -148,7 +140,7 @@ class Slicing:
         if now < self.late_at:
             if not (everyone := self._everyone(now)) or table in self._by_all(everyone):
                 return True
-            if not self.gathering.is_by_most(table, everyone, now):
+            if not self.gathering.is_by_most(table, everyone, now) and not self._is_made_up_for(table, now):
                 return False
         holders, authors = self.gathering.by(table), self._authors.get(table, set())
         for index in range(self._sharing.count):
@@ -157,6 +149,11 @@ class Slicing:
             if holders.isdisjoint(spoken or drawn):
                 return False
         return True
+
+    def _is_made_up_for(self, table: Digest, now: float) -> bool:
+        """Whether those who have stepped in for who is behind hold it: two for each slice, as without anybody behind."""
+        holders, all_drawn = self.gathering.by(table), (self.drawn_to(each, now) for each in range(self._sharing.count))
+        return bool(self._able.behind) and all(len(holders.intersection(drawn)) >= VOUCHING for drawn in all_drawn)
 
     def _by_all(self, everyone: Iterable[PeerId]) -> frozenset[Digest]:
         """What all that average hold of."""
@@ -174,7 +171,8 @@ class Slicing:
         held, parts = self._holdings, self._holdings.parts_of(table)
         if not held.has(table, TABLE):
             return table
-        return next((parts[index] for index in self._own(now) if parts and not held.has(parts[index], SLICE)), None)
+        own = (index for index in self._own(now) if parts and not self._able.steps_in(index))
+        return next((parts[index] for index in own if not held.has(parts[index], SLICE)), None)
 
     # ---- what comes in ----
 
@@ -273,12 +271,12 @@ class Slicing:
         for entry in entries.values():
             actions += self._want_slices(entry, own, now)
         gathered = [table for table in entries if self._is_gathered(table, own)]
-        self.gathering.look(entries, self._everyone(now), now)
         trusted = self._seat.owner.conduct.waited_for(self._seat.place.roster)
         waited = trusted - {each.peer for each in entries.values()}
         is_awaited = now < self.offers_due and any(self._members.may_offer(peer, now) for peer in waited)
         # One that does not deliver what it offers is not waited for: our word of the others' would be late in every round.
         coming = {blob for blob, each in entries.items() if each.peer in trusted}
+        self.gathering.look(entries, coming, self._everyone(now), now)
         is_all = coming <= set(gathered) and not is_awaited
         self._num_heard += self.gathering.hold(gathered)
         actions += self.gathering.say(now, is_all=is_all, is_late=now >= self.late_at)
@@ -358,12 +356,8 @@ class Slicing:
 
     def _said_again(self, inputs: Digest, to: Iterable[PeerId]) -> list[Action]:
         """What we came to."""
-        said = sorted(self._batches[inputs].said.items())
-        mine = {index: by[self._seat.me] for index, by in said if self._seat.me in by}
-        if not mine:
-            return []
-        averages = tuple(Average(index, *outcome, signature) for index, (outcome, signature) in mine.items())
-        return [*send_all(to, Averages(*self._seat.at(), inputs, averages))]
+        averages = self.words.ours(self._batches[inputs])
+        return [*send_all(to, Averages(*self._seat.at(), inputs, averages))] if averages else []
 
     def _want_results(self, batch: Named, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -494,6 +488,5 @@ class Slicing:
             return False
         batch = self._batches.get(inputs_of(value.entries))
         most = 0 if batch is None else int((now - batch.since) / self.patience_s)  # as many were stepped in for
-        return are_passed_over(
-            value, self.words.about(value), self._orders, lambda peer: self._may_average(peer, now), most
-        )
+        self._look(now)
+        return are_passed_over(value, self.words.about(value), self._orders, self._able.is_awaited, most)

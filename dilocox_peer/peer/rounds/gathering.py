@@ -16,6 +16,7 @@ from dilocox_peer.wire.rounds import Gathered
 
 FEW = 8  # one of so many averagers may lack what all others hold: its word, or the offer to it, is lost
 SOME = 4  # one of so many may have missed an offer: more are likely to be slow
+SEVERAL = 2  # contributions that one averager lacks and most others have: no one author keeps them from it
 
 
 class Gathering:
@@ -24,8 +25,10 @@ class Gathering:
     def __init__(self, seat: Seat, now: float) -> None:
         self._seat = seat
         self._words: dict[PeerId, frozenset[Digest]] = {}
+        self._ever: dict[PeerId, set[Digest]] = {}  # of what is awaited, when it was looked
         self._spoken: set[PeerId] = set()
         self._most_since: dict[Digest, float] = {}
+        self._many_since: dict[Digest, float] = {}
         self._some_lack_since: dict[Digest, float] = {}
         self._told_at, self._num_told = now, 0
 
@@ -73,9 +76,15 @@ class Gathering:
         since = self._some_lack_since.setdefault(table, now)
         return set(self._seat.others) - holders if now >= since + self._seat.timing.retry_s else set()
 
-    def look(self, tables: Iterable[Digest], everyone: Collection[PeerId], now: float) -> None:
-        """Notes of which of these contributions most of everyone hold all by now."""
+    def look(
+        self, tables: Iterable[Digest], awaited: Collection[Digest], everyone: Collection[PeerId], now: float
+    ) -> None:
+        """Notes of which of these contributions most of everyone hold all by now, and of which of the awaited more than half do."""
+        for peer, held in self._words.items():
+            self._ever.setdefault(peer, set()).update(held.intersection(awaited))
         for table in tables:
+            if table in awaited and table not in self._many_since and self._is_by_many(table, everyone):
+                self._many_since[table] = now
             if table not in self._most_since and self._is_by_most(table, everyone):
                 self._most_since[table] = now
 
@@ -86,6 +95,17 @@ class Gathering:
 
     def _is_by_most(self, table: Digest, everyone: Collection[PeerId]) -> bool:
         return FEW * (len(everyone) - len(self.by(table).intersection(everyone))) <= len(everyone)
+
+    def _is_by_many(self, table: Digest, everyone: Collection[PeerId]) -> bool:
+        return 2 * len(self.by(table).intersection(everyone)) > len(everyone)
+
+    def behind(self, everyone: Collection[PeerId], then: float) -> tuple[set[PeerId], set[PeerId]]:
+        """Those of everyone that lack several of which more than half of them have held theirs since then, and those of them that never said that they
+        hold them: one that lacks one may be kept from it by its author."""
+        many = {table for table, at in self._many_since.items() if at <= then}
+        held = {peer: self._words.get(peer, frozenset()) for peer in everyone}
+        lacking = {peer for peer in everyone if len(many - held[peer]) >= SEVERAL}
+        return lacking, {peer for peer in lacking if len(many - self._ever.get(peer, set())) >= SEVERAL}
 
     # ---- what we say ----
 

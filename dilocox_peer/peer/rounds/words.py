@@ -9,6 +9,7 @@ from dilocox_peer.peer.rounds.seat import Seat
 from dilocox_peer.peer.rounds.slices import supporters
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import VOUCHING, Entry, Result, SliceOutcome, Value, average_statement, inputs_of
+from dilocox_peer.wire.rounds import Average
 
 
 class Words:
@@ -23,6 +24,12 @@ class Words:
     def statement(self, inputs: Digest, index: int, outcome: SliceOutcome) -> bytes:
         """What is signed here of a slice."""
         return average_statement(self._seat.place.stage, self._seat.place.head, inputs, index, outcome)
+
+    def ours(self, batch: Named) -> tuple[Average, ...]:
+        """What we came to, as the others are told it."""
+        me = self._seat.me
+        mine = ((index, by[me]) for index, by in sorted(batch.said.items()) if me in by)
+        return tuple(Average(index, *outcome, signature) for index, (outcome, signature) in mine)
 
     def look(self, batch: Named, index: int, now: float, within_s: float) -> None:
         """Notes who said what was asked for in vain so often, or takes so long, that others are to average the slice. One that says the same
