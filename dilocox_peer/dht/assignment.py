@@ -6,6 +6,7 @@ checked once more after it was announced: of a stage that has more than its shar
 has two peers more than another that could use them.
 """
 
+import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -118,6 +119,35 @@ def _lacking_near(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, eli
     if len(set(near.values())) < 2:
         return []
     return [stage for stage, count in near.items() if count == min(near.values())]
+
+
+def to_ask(stages: Mapping[int, Sequence[Lease]], most: int, rng: random.Random) -> list[Lease]:
+    """Of whom to find out whether they are there: as many of each stage, so that what is said of one is not measured by another; drawn, as
+    whoever makes leases up has many of one range, and names them as it likes. Those that nobody can dial are not asked."""
+    of_each = max(1, most // max(1, len(stages)))
+    dialled = ([lease for lease in leases if lease.is_reachable] for leases in stages.values())
+    drawn = [rng.sample(leases, min(of_each, len(leases))) for leases in dialled]
+    return [lease for leases in rng.sample(drawn, len(drawn)) for lease in leases][:most]
+
+
+def doubtful(
+    stages: Mapping[int, Sequence[Lease]], answered: Mapping[PeerId, bool], rng: random.Random
+) -> frozenset[PeerId]:
+    """Whose leases are not counted where a stage is chosen. answered: of those that were asked. One that did not is left out, and of the others of
+    its stage, drawn, as large a part: by leases alone a stranger, whom they cost nothing, kept all newcomers from a stage. Nobody where none answers:
+    then it may be our own line."""
+    found = set[PeerId]()
+    for leases in stages.values() if any(answered.values()) else ():
+        asked = [lease.peer for lease in leases if lease.peer in answered]
+        silent = [peer for peer in asked if not answered[peer]]
+        others = [lease.peer for lease in leases if lease.peer not in answered and lease.is_reachable]
+        found.update(silent, rng.sample(others, round(len(others) * len(silent) / max(1, len(asked)))))
+    return frozenset(found)
+
+
+def without(stages: Mapping[int, Sequence[Lease]], peers: Collection[PeerId]) -> dict[int, list[Lease]]:
+    """The leases of the others."""
+    return {stage: [lease for lease in leases if lease.peer not in peers] for stage, leases in stages.items()}
 
 
 def nearest(round_trips_s: Mapping[PeerId, float]) -> frozenset[PeerId]:

@@ -6,7 +6,7 @@ Which that is, dht/assignment.py decides; here it is fed with what the machine h
 import asyncio
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,11 +14,14 @@ from dilocox_peer.dht.assignment import (
     Claimant,
     better_stage,
     choose_stage,
+    doubtful,
     eligible_stages,
     is_full,
     nearest,
+    to_ask,
     where_they_are,
     why_full,
+    without,
 )
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
@@ -27,6 +30,7 @@ from dilocox_peer.events import Listener, Remark, StageClaimed
 from dilocox_peer.invitation import all_loopback
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.memory import Room, StageSize
+from dilocox_peer.network.lead_budget import TooManyLeads
 from dilocox_peer.network.transport import RequestRefused, Transport
 from dilocox_peer.peer.device import chosen_device, first_of, free_on, is_in_machine_memory, taken_on, whole_of
 from dilocox_peer.peer.dialback import ADVICE, AGAIN_S
@@ -40,7 +44,7 @@ from dilocox_peer.store.pull import STORE_SERVICE
 from dilocox_peer.types import DIGEST_BYTES, PeerId
 
 CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
-MAX_TRIED, TRY_S = 12, 3.0  # peers whose ways are measured before a claim, all at once
+MAX_TRIED, TRY_S = 24, 3.0  # peers that are asked before a claim, all at once: whether they are there, and how far
 
 
 async def claim_stage(
@@ -83,13 +87,19 @@ async def claim_stage(
         return insisted
     await _try_to_be_dialled(presence, await _leases_of_all(directory, count), listener)
     stages = await _leases_of_all(directory, count)  # that took seconds, and others have chosen meanwhile
-    near = await near_peers(presence, [lease for leases in stages.values() for lease in leases])
+    found = await ask_peers(presence, stages)
+    near = near_peers(presence, stages, found)
+    doubted = frozenset[PeerId]()
+    if manifest.admission.mode == "open":  # else only who was let in has a lease
+        answered = {peer: seconds is not None for peer, seconds in found.items()}
+        doubted = doubtful(without(stages, {presence.me}), answered, random.Random(presence.incarnation))
+    stages = without(stages, doubted)
     claimant = Claimant(presence.me, fits, presence.is_dialable, held, near, most)
     eligible = eligible_stages(stages, claimant)
     if eligible and all(is_full(stages, claimant, each) for each in eligible):
         _refuse_or_tell(manifest, why_full(stages, claimant, eligible), listener)
         claimant = replace(claimant, most=sys.maxsize)
-    stage, why = await _claim_by_need(presence, directory, stages, claimant, count)
+    stage, why = await _claim_by_need(presence, directory, stages, claimant, doubted)
     listener(StageClaimed(stage, why))
     return stage
 
@@ -160,11 +170,10 @@ async def _claim_by_need(
     directory: Directory,
     stages: dict[int, list[Lease]],
     claimant: Claimant,
-    count: int,
+    doubted: Collection[PeerId],
 ) -> tuple[int, str]:
-    """(stage, why) of count stages, after those who chose at the same moment had time to be seen."""
-    me, held = claimant.peer, claimant.held
-    others = {stage: [lease for lease in leases if lease.peer != me] for stage, leases in stages.items()}
+    """(stage, why) after those who chose at the same moment had time to be seen. stages: without the leases of those who are doubted."""
+    held, others = claimant.held, without(stages, {claimant.peer})
     stage, why = choose_stage(others, claimant)
     if stage is None:
         raise LackedForNow(f"no stage of the run can be held here: {why}")
@@ -176,7 +185,7 @@ async def _claim_by_need(
         # Others may be choosing at this moment; what they announced is seen at the second look.
         await asyncio.sleep(CLAIM_WAIT_S * rng.uniform(0.5, 1.0))
         try:
-            seen = await _leases_of_all(directory, count)
+            seen = without(await _leases_of_all(directory, len(stages)), doubted)
         except RunUnreachable:
             break  # announced it is; Takeover looks again
         better, reason = better_stage(seen, claimant, stage)
@@ -187,18 +196,31 @@ async def _claim_by_need(
     return stage, why
 
 
-async def near_peers(presence: Presence, leases: Sequence[Lease]) -> frozenset[PeerId]:
-    """Those of our site where we name one; else those with short ways there and back, of a dozen that were tried."""
-    others = [lease for lease in leases if lease.peer != presence.me]
+async def ask_peers(presence: Presence, stages: Mapping[int, Sequence[Lease]]) -> dict[PeerId, float | None]:
+    """What a way there and back takes, of some peers of each stage; None: it does not answer. One that may not be dialled now is left out."""
+    tried = to_ask(without(stages, {presence.me}), MAX_TRIED, random.Random(presence.incarnation))
+    found = await asyncio.gather(*(_round_trip_s(presence.transport, lease) for lease in tried), return_exceptions=True)
+    answers = dict[PeerId, float | None]()
+    for lease, answer in zip(tried, found, strict=True):
+        if isinstance(answer, BaseException) and not isinstance(answer, TooManyLeads):
+            raise answer
+        if not isinstance(answer, BaseException):
+            answers[lease.peer] = answer
+    return answers
+
+
+def near_peers(
+    presence: Presence, stages: Mapping[int, Sequence[Lease]], found: Mapping[PeerId, float | None]
+) -> frozenset[PeerId]:
+    """Those of our site where we name one; else those with short ways there and back, of those that were asked."""
     if presence.site:
+        others = (lease for leases in stages.values() for lease in leases if lease.peer != presence.me)
         return frozenset(lease.peer for lease in others if lease.site == presence.site)
-    tried = random.Random(presence.incarnation).sample(others, min(len(others), MAX_TRIED))
-    found = await asyncio.gather(*(_round_trip_s(presence.transport, lease) for lease in tried))
-    return nearest({lease.peer: seconds for lease, seconds in zip(tried, found, strict=True) if seconds is not None})
+    return nearest({peer: seconds for peer, seconds in found.items() if seconds is not None})
 
 
 async def _round_trip_s(transport: Transport, lease: Lease) -> float | None:
-    """The shorter of two, of a question that every peer answers at once; None where nobody answers."""
+    """The shorter of two, of a question that every peer answers at once; None where nobody answers. Raises TooManyLeads."""
     loop, seconds = asyncio.get_running_loop(), []
     question = {"name": bytes(DIGEST_BYTES), "want": "outline"}
     try:
@@ -209,6 +231,8 @@ async def _round_trip_s(transport: Transport, lease: Lease) -> float | None:
                 with suppress(RequestRefused):  # that takes as long
                     await transport.fetch(lease.peer, STORE_SERVICE, question, max_body_bytes=0, timeout_s=TRY_S)
                 seconds.append(loop.time() - began)
+    except TooManyLeads:
+        raise
     except (PeerUnavailable, ProtocolError, TimeoutError):
         return None
     return min(seconds)

@@ -13,12 +13,15 @@ from dilocox_peer.dht.assignment import (
     ScantStages,
     better_stage,
     choose_stage,
+    doubtful,
     is_full,
     nearest,
     stage_that_waits,
     take_over,
+    to_ask,
     where_they_are,
     why_full,
+    without,
 )
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.types import PeerId
@@ -336,3 +339,55 @@ def test_who_is_near_by_the_way_there_and_back():
     assert nearest({far: 0.06, farther: 0.15}) == set(), "all alike"
     assert nearest({near: 0.0001, far: 0.005}) == set(), "too short to tell apart"
     assert nearest({}) == set()
+
+
+def settled(newcomers: int, shams: list[Lease], *, asks: bool) -> dict[int, int]:
+    """How many honest peers each of two stages has, three each at first, after so many more came one by one. asks: whether they are there."""
+    made_up, rng = {each.peer for each in shams}, random.Random(7)
+    stages = {stage: [lease(f"{stage}-{number}", stage) for number in range(3)] for stage in (0, 1)}
+    stages[1] += shams
+    for number in range(newcomers):
+        me = claimant(f"new{number}", (0, 1))
+        asked = to_ask(stages, 16, rng) if asks else []
+        doubted = doubtful(stages, {each.peer: each.peer not in made_up for each in asked}, rng)
+        seen = without(stages, doubted)
+        stage, _ = choose_stage(seen, me)
+        mine = lease(str(me.peer), stage, incarnation=2 + number)
+        seen[stage].append(mine)
+        better, _ = better_stage(seen, me, stage)
+        stage = stage if better is None else better
+        stages[stage].append(replace(mine, stage=stage))
+    return {stage: sum(each.peer not in made_up for each in leases) for stage, leases in stages.items()}
+
+
+@pytest.mark.parametrize("incarnation", [0, 10**6])
+def test_made_up_leases_keep_no_newcomers_from_a_stage(incarnation: int) -> None:
+    """As many as one connection has room for. All twenty went to the other stage."""
+    shams = [lease(f"sham{number}", 1, incarnation=incarnation) for number in range(32)]
+    assert settled(20, [], asks=True) == {0: 13, 1: 13}
+    assert settled(20, shams, asks=False)[1] == 3
+    assert settled(20, shams, asks=True)[1] >= 9
+
+
+def test_who_does_not_answer_is_not_counted_and_as_many_of_those_that_were_not_asked() -> None:
+    stages = {0: [lease(f"a{number}", 0) for number in range(20)], 1: [lease("b", 1)]}
+    answered = {PeerId(f"a{number}"): number < 2 for number in range(8)} | {PeerId("b"): True}
+    found = doubtful(stages, answered, random.Random(1))
+    assert {f"a{number}" for number in range(2, 8)} <= found
+    assert len(found) == 6 + 9
+    assert not {"a0", "a1", "b"} & found
+
+
+def test_where_nobody_answers_nobody_is_doubted() -> None:
+    stages = {0: [lease("a", 0)], 1: [lease("b", 1)]}
+    assert not doubtful(stages, {PeerId("a"): False, PeerId("b"): False}, random.Random(1))
+    assert not doubtful(stages, {}, random.Random(1))
+
+
+def test_as_many_of_each_stage_are_asked_and_none_that_nobody_can_dial() -> None:
+    hidden = replace(lease("hidden", 0), reachability="relayed")
+    stages = {0: [lease("a", 0), hidden], 1: [lease(f"b{number}", 1) for number in range(50)], 2: []}
+    asked = to_ask(stages, 12, random.Random(1))
+    assert {each.peer for each in asked if each.stage == 0} == {"a"}
+    assert sum(each.stage == 1 for each in asked) == 4
+    assert len(to_ask({stage: [lease(str(stage), stage)] for stage in range(40)}, 12, random.Random(1))) == 12

@@ -9,7 +9,7 @@ import pytest
 from dilocox_peer.cli.service import unit
 from dilocox_peer.config import preset
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import ConfigError, LackedForNow
+from dilocox_peer.errors import ConfigError, LackedForNow, PeerUnavailable
 from dilocox_peer.events import Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer import claim as claiming
@@ -99,6 +99,57 @@ async def test_memory_that_others_hold_is_lacking_for_now_and_what_there_is_none
     monkeypatch.setattr(claiming, "whole_memory", lambda: whole)
     with pytest.raises(kind, match="stage 0 needs "):
         await claim("open", [], allowed=allowed)
+
+
+class Swarm(Directory):
+    """Three peers of each of two stages, and made-up leases of stage 1; its own transport."""
+
+    addresses = ("/ip4/203.0.113.9/tcp/1/p2p/x",)
+
+    def __init__(self, shams: int) -> None:
+        names = [(f"{stage}-{number}", stage) for stage in (0, 1) for number in range(3)]
+        names += [(f"sham{number}", 1) for number in range(shams)]
+        self._leases = [Lease(PeerId(name), stage, 1, (), 1, 1.0, 0, "direct", 0) for name, stage in names]
+
+    async def announce(self, lease: Lease) -> None:
+        self._leases = [each for each in self._leases if each.peer != lease.peer] + [lease]
+
+    async def leave(self) -> None:
+        self._leases = [each for each in self._leases if each.peer != ME]
+
+    async def connect(self, peer: PeerId, addresses: object, timeout_s: float) -> None:
+        if peer.startswith("sham"):
+            raise PeerUnavailable(peer, "nobody there")
+
+    async def fetch(self, *_: object, **__: object) -> None:
+        """Everybody answers at once."""
+
+
+async def chosen(swarm: Swarm, incarnation: int, mode: str) -> int:
+    presence = SimpleNamespace(
+        me=ME,
+        transport=swarm,
+        is_dialable=True,
+        incarnation=incarnation,
+        site="",
+        reachability=SimpleNamespace(at=lambda _addresses: "relayed"),
+        lease=lambda stage: Lease(ME, stage, incarnation, (), 1, 0.0, 0, "direct", 0),
+    )
+    return await claim_stage(
+        preset("tiny", stages={"count": 2}, admission={"mode": mode}),
+        Wish(None, "cpu", None),
+        presence=cast("Any", presence),
+        directory=cast("Any", swarm),
+        listener=lambda _event: None,
+    )
+
+
+async def test_leases_of_peers_that_do_not_answer_keep_nobody_from_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All went to stage 0. Of a run of the invited leases are no stranger's words."""
+    monkeypatch.setattr(claiming, "CLAIM_WAIT_S", 0.001)
+    went = [await chosen(Swarm(32), incarnation, "open") for incarnation in range(2, 26)]
+    assert 6 <= sum(went) <= 24
+    assert [await chosen(Swarm(32), incarnation, "invite") for incarnation in range(2, 6)] == [0] * 4
 
 
 @pytest.mark.parametrize("kind", [LackedForNow, ConfigError])
