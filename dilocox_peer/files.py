@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +29,35 @@ def replace_file(
     """Writes parts one after another through a temporary file in the same folder: path is the old file or the new one, never a part,
     and when this returns the new one outlives a power cut. mode: who may read it. durable: False for what may be lost in a power
     cut, though not with the process. A device or a pipe of that name is left as it is. Raises OSError."""
+    temporary = _written_beside(path, parts, mode=mode, durable=durable)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        fsync_folder(path.parent)
+
+
+def replace_together(files: Mapping[Path, bytes]) -> None:
+    """The same of several files of one folder that belong together: none is replaced before all are written, so that a disk that is full leaves all as they
+    were; then one after another, in this order. Raises OSError."""
+    beside = dict[Path, Path]()
+    try:
+        for path, content in files.items():
+            beside[path] = _written_beside(path, [content], mode=0o644, durable=True)
+        for path, temporary in beside.items():
+            temporary.replace(path)
+    except BaseException:
+        for temporary in beside.values():
+            temporary.unlink(missing_ok=True)
+        raise
+    for folder in {path.parent for path in files}:
+        fsync_folder(folder)
+
+
+def _written_beside(path: Path, parts: Iterable[bytes | bytearray | memoryview], *, mode: int, durable: bool) -> Path:
+    """Where they lie, under a name that `sweep_parts` knows. Raises OSError, and nothing is left."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is a device or a pipe, no file", str(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_OURS)
@@ -44,12 +73,10 @@ def replace_file(
                 _write_out(file.fileno())
                 os.fsync(file.fileno())
         Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    if durable:
-        fsync_folder(path.parent)
+    return Path(temporary)
 
 
 def will_pass(error: Exception) -> bool:

@@ -26,7 +26,7 @@ from dilocox_peer.data.sources import CUT_BYTES, Document, LeftOut, Reading, doc
 from dilocox_peer.data.split import hash_fraction
 from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, FILE_NAME, Counts, Ids, JsonTokenizer, Tokenizer, bounded
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.files import replace_file, sweep_parts
+from dilocox_peer.files import replace_file, replace_together, sweep_parts
 
 SHARD_TOKENS = 8 << 20
 PROGRESS_FILE = "unfinished.json"
@@ -326,9 +326,8 @@ class _Work:
             answers=order.chat is not None,
             shards=tuple(shards),
         )
-        if order.tokenizer is not None:
-            replace_file(order.out / FILE_NAME, [order.tokenizer])
-        replace_file(order.out / CATALOGUE_FILE, [catalogue.to_bytes()])
+        files = {} if order.tokenizer is None else {order.out / FILE_NAME: order.tokenizer}
+        replace_together(files | {order.out / CATALOGUE_FILE: catalogue.to_bytes()})
         if self._force:
             self._remove_but({each.file_name for each in shards})
         (order.out / PROGRESS_FILE).unlink(missing_ok=True)

@@ -338,6 +338,35 @@ def test_a_new_work_that_fails_leaves_what_was_there(tmp_path, source, monkeypat
     assert contents(out) == contents(tmp_path / "whole"), "of what was there before nothing stays once the new is whole"
 
 
+@pytest.mark.parametrize("fails", range(1, 14))
+def test_a_disk_that_is_full_at_any_file_leaves_a_catalogue_with_its_own_tokenizer(
+    tmp_path, source, monkeypatch, fails
+):
+    """The new tokenizer.json lay beside the old catalogue once the new one found no room."""
+    out, fsync, left = tmp_path / "out", os.fsync, fails
+    make_shards(order(source, out, tokenizer=bpe_file(300)), refused=pytest.fail)
+    anew = order(source, out, shard_tokens=1_000_000)
+
+    def full(handle):
+        nonlocal left
+        left -= 1
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        try:
+            make_shards(anew, refused=pytest.fail, force=True)
+        except ConfigError:
+            assert not list(out.glob(".part-*"))
+        else:
+            assert left > 0
+    catalogue, _ = read_catalogue(out)
+    assert hashlib.sha256((out / "tokenizer.json").read_bytes()).hexdigest() == catalogue.tokenizer
+    assert all((out / each.file_name).exists() for each in catalogue.shards)
+
+
 @pytest.mark.parametrize("where", ["run.toml", "run.toml/below", "/proc/new/shards"])
 def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_said_to_be_done(tmp_path, source, where):
     (tmp_path / "run.toml").write_text("kept")
