@@ -213,12 +213,25 @@ class ScantStages:
 
     def __init__(self) -> None:
         self._since: tuple[int, float] | None = None
+        self._unlinked_since: dict[PeerId, float] = {}
 
     def to_fill(
-        self, stages: Mapping[int, Sequence[Lease]], claimant: Claimant, mine: int, start_peers: int, now: float
+        self,
+        stages: Mapping[int, Sequence[Lease]],
+        claimant: Claimant,
+        mine: int,
+        start_peers: int,
+        now: float,
+        *,
+        linked: Collection[PeerId],
+        beside: Collection[int] = (),
     ) -> tuple[int | None, str]:
         """(stage, why) that claimant should move to now: one seen so twice, as whoever it waits for may be on the way. The newest may not be able
-        to, or be nothing but a lease: the next has its turn after PATIENCE_S. now: seconds, of any clock that does not go back."""
+        to, or be nothing but a lease: the next has its turn after PATIENCE_S. linked: peers that claimant is linked with; of the stages beside its
+        own nobody counts who was not for UNLINKED_S: one lease more had others wait for ever. now: seconds, of any clock that does not go back."""
+        unlinked = [each.peer for stage in beside for each in stages[stage] if each.peer not in linked]
+        self._unlinked_since = {peer: self._unlinked_since.get(peer, now) for peer in unlinked}
+        stages = without(stages, [peer for peer, since in self._unlinked_since.items() if now - since >= UNLINKED_S])
         stage, turn, why = stage_that_waits(stages, claimant, mine, start_peers)
         if stage is None or self._since is None or self._since[0] != stage:
             self._since = None if stage is None else (stage, now)

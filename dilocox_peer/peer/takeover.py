@@ -8,7 +8,7 @@ finds as any newcomer does (peer/state/restore.py).
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dilocox_peer.dht.assignment import Claimant, EmptyStages, ScantStages, where_they_are
@@ -52,12 +52,12 @@ class Takeover:
         num_stages: int,
         start_peers: int,
         fits: Collection[int],
-        linked_stages: Callable[[], Collection[int]],
+        linked: Callable[[], Mapping[PeerId, int]],
         mates: Callable[[], Collection[PeerId]],
         is_paused: Callable[[], bool],
         directory: Directory,
     ) -> None:
-        """fits: the stages that can be held here. linked_stages: of the peers whose links we have; those are not empty,
+        """fits: the stages that can be held here. linked: the peers whose links we have, with their stages, which are not empty,
         whatever the directory has lost. mates: peers of our stage that are in its roster, or heard in its rounds; others may be nothing but
         leases, for which nobody is to leave a stage."""
         self._presence = presence
@@ -66,7 +66,7 @@ class Takeover:
         self._start_peers = start_peers
         self._scant = ScantStages()
         self._fits = fits
-        self._linked_stages = linked_stages
+        self._linked = linked
         self._mates = mates
         self._is_paused = is_paused
         self._directory = directory
@@ -93,7 +93,7 @@ class Takeover:
         pause_s = LOOK_S * max(1.0, self._num_stages / STAGES_A_LOOK) * self._rng.uniform(1.0, 1.5)
         began = time.monotonic()
         while (waited_s := time.monotonic() - began) < pause_s:
-            if waited_s >= min(UNLINKED_LOOK_S, LOOK_S) and not set(self._beside) <= set(self._linked_stages()):
+            if waited_s >= min(UNLINKED_LOOK_S, LOOK_S) and not set(self._beside) <= set(self._linked().values()):
                 return
             await asyncio.sleep(min(1.0, pause_s - waited_s))
 
@@ -117,14 +117,17 @@ class Takeover:
         }
         here = {self._presence.me, *self._mates()}
         stages[self._stage] = [lease for lease in stages[self._stage] if lease.peer in here]
-        linked = self._linked_stages()
+        peers = self._linked()
+        linked = set(peers.values())
         refused = [stage for stage in self._beside if stage not in linked and await self._is_gone(stages[stage])]
         stages |= {stage: [] for stage in refused}
         claimant = Claimant(self._presence.me, self._fits, self._presence.is_dialable)
         stage = self._empty.to_take_over(
             stages, claimant, self._stage, linked=linked, refused=refused, beside=self._beside, now=time.monotonic()
         )
-        scant, why = self._scant.to_fill(stages, claimant, self._stage, self._start_peers, time.monotonic())
+        scant, why = self._scant.to_fill(
+            stages, claimant, self._stage, self._start_peers, time.monotonic(), linked=peers, beside=self._beside
+        )
         if self._is_paused():
             return None
         if stage is None:
@@ -132,9 +135,9 @@ class Takeover:
         return Move(stage, f"nobody holds it, and stage {self._stage} has {len(stages[self._stage])} peers")
 
 
-def _speaking(status: ConveyorStatus, now: float) -> set[int]:
-    """The stages of linked peers that are heard."""
-    return {stage for peer, stage in status.linked.items() if now - status.heard.get(peer, now) < SILENT_S}
+def _speaking(status: ConveyorStatus, now: float) -> dict[PeerId, int]:
+    """Linked peers that are heard, with their stages."""
+    return {peer: stage for peer, stage in status.linked.items() if now - status.heard.get(peer, now) < SILENT_S}
 
 
 def takeover_of(
@@ -155,7 +158,7 @@ def takeover_of(
         num_stages=manifest.stages.count,
         start_peers=manifest.rounds.start_peers,
         fits=[each for each in fitting_stages(manifest, settings.wish) if each > 0 or reads],
-        linked_stages=lambda: _speaking(conveyor.status(), time.monotonic()),
+        linked=lambda: _speaking(conveyor.status(), time.monotonic()),
         mates=lambda: {*machine.roster, *machine.alive(asyncio.get_running_loop().time())},
         is_paused=lambda: pauses.is_paused,
         directory=directory,

@@ -311,11 +311,11 @@ async def test_the_newest_moves_to_a_stage_that_stays_empty(
     old, new = await make_node("old"), await make_node("new")
     await old.directory.announce(replace(old.presence.lease(FIRST), reachability="direct"))
     await new.directory.announce(replace(new.presence.lease(FIRST), incarnation=2, reachability="direct"))
-    linked, paused = {STAGE}, False
+    linked, paused = {PeerId("somebody"): STAGE}, False
 
     def takeover_of(node: Node) -> asyncio.Task[Move]:
         takeover = Takeover(
-            node.presence, FIRST, num_stages=2, start_peers=1, fits=(0, 1), linked_stages=lambda: linked, is_paused=lambda: paused,
+            node.presence, FIRST, num_stages=2, start_peers=1, fits=(0, 1), linked=lambda: linked, is_paused=lambda: paused,
             mates=lambda: [each.presence.me for each in (old, new)], directory=node.directory,
         )  # fmt: skip
         return asyncio.create_task(takeover.run())
@@ -323,7 +323,7 @@ async def test_the_newest_moves_to_a_stage_that_stays_empty(
     moving, staying = takeover_of(new), takeover_of(old)
     await asyncio.wait({moving, staying}, timeout=1.0)
     assert not moving.done(), "it is linked with a peer of that stage"
-    linked, paused = set(), True
+    linked, paused = {}, True
     await asyncio.wait({moving, staying}, timeout=1.0)
     assert not moving.done(), "it is paused"
     paused = False
@@ -346,7 +346,7 @@ async def test_the_newest_moves_to_a_stage_that_has_too_few_peers_to_begin(
 
     def takeover_of(node: Node, start_peers: int) -> asyncio.Task[Move]:
         takeover = Takeover(
-            node.presence, FIRST, num_stages=2, start_peers=start_peers, fits=(0, 1), linked_stages=lambda: {STAGE},
+            node.presence, FIRST, num_stages=2, start_peers=start_peers, fits=(0, 1), linked=lambda: {PeerId("somebody"): STAGE},
             mates=lambda: [each.presence.me for each in nodes], is_paused=lambda: False, directory=node.directory,
         )  # fmt: skip
         return asyncio.create_task(takeover.run())

@@ -147,7 +147,7 @@ def test_where_the_newest_does_not_go_the_next_does_and_no_two_at_once():
             here = [lease(other, 0, incarnation=order) for order, other in enumerate(names) if not at[other]]
             there = [lease(other, 1, incarnation=order) for order, other in enumerate(names) if at[other]]
             stages = {0: [*forged, *here], 1: [replace(lease("d", 1), round=1), *there]}
-            stage, _ = looks[name].to_fill(stages, claimant(name), 0, 2, now + number)
+            stage, _ = looks[name].to_fill(stages, claimant(name), 0, 2, now + number, linked=())
             if stage is not None:
                 at[name] = stage
                 moved.append((name, float(now)))
@@ -352,11 +352,12 @@ def settled(newcomers: int, shams: list[Lease], *, asks: bool) -> dict[int, int]
         doubted = doubtful(stages, {each.peer: each.peer not in made_up for each in asked}, rng)
         seen = without(stages, doubted)
         stage, _ = choose_stage(seen, me)
+        assert stage is not None
         mine = lease(str(me.peer), stage, incarnation=2 + number)
         seen[stage].append(mine)
         better, _ = better_stage(seen, me, stage)
-        stage = stage if better is None else better
-        stages[stage].append(replace(mine, stage=stage))
+        taken = stage if better is None else better
+        stages[taken].append(replace(mine, stage=taken))
     return {stage: sum(each.peer not in made_up for each in leases) for stage, leases in stages.items()}
 
 
@@ -391,3 +392,30 @@ def test_as_many_of_each_stage_are_asked_and_none_that_nobody_can_dial() -> None
     assert {each.peer for each in asked if each.stage == 0} == {"a"}
     assert sum(each.stage == 1 for each in asked) == 4
     assert len(to_ask({stage: [lease(str(stage), stage)] for stage in range(40)}, 12, random.Random(1))) == 12
+
+
+@pytest.mark.parametrize("sham", [None, lease("sham", 1), replace(lease("sham", 1), round=2)])
+def test_a_made_up_lease_does_not_keep_a_stage_from_its_first_peers(sham: Lease | None) -> None:
+    """It counted as the second peer of a stage that begins with two, or as one in training; nobody moved there, and no round was made."""
+    crew = [lease(f"a{number}", 0, incarnation=number) for number in range(1, 5)]
+    stages = {0: crew, 1: [lease("b", 1), *([] if sham is None else [sham])]}
+    looks = {each.peer: ScantStages() for each in crew}
+    moves = [
+        (now, peer)
+        for now in range(0, 1200, 15)
+        for peer, look in looks.items()
+        if look.to_fill(stages, claimant(str(peer), (0, 1)), 0, 2, float(now), linked={PeerId("b")}, beside=[1])[0]
+    ]
+    at, first = moves[0]
+    assert first == "a4", "the newest"
+    assert at <= 15 if sham is None else UNLINKED_S <= at <= UNLINKED_S + 30
+
+
+def test_peers_that_are_linked_count_however_long_their_stage_waits() -> None:
+    stages = {
+        0: [lease(f"a{number}", 0, incarnation=number) for number in range(1, 5)],
+        1: [lease("b", 1), lease("c", 1)],
+    }
+    look, linked = ScantStages(), [PeerId("b"), PeerId("c")]
+    for now in range(0, 3600, 15):
+        assert look.to_fill(stages, claimant("a4", (0, 1)), 0, 2, float(now), linked=linked, beside=[1])[0] is None

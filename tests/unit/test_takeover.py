@@ -40,7 +40,7 @@ async def moved(mates: Collection[PeerId], monkeypatch: pytest.MonkeyPatch) -> M
     directory: Any = ReadTwice()
     presence: Any = SimpleNamespace(me=ME, incarnation=1, is_dialable=True, transport=None)
     takeover = Takeover(
-        presence, 0, num_stages=2, start_peers=2, fits=(0, 1), linked_stages=lambda: (0, 1), mates=lambda: mates,
+        presence, 0, num_stages=2, start_peers=2, fits=(0, 1), linked=lambda: {THERE: 1}, mates=lambda: mates,
         is_paused=lambda: False, directory=directory,
     )  # fmt: skip
     moving, seen = asyncio.create_task(takeover.run()), asyncio.create_task(directory.seen.wait())
