@@ -343,10 +343,11 @@ def tell_memory(label: str, peaks: dict[str, int], told: int, n: int) -> None:
 
 def tell(swarm: WatchedSwarm, label: str, log: Path) -> None:
     rounds = swarm.of(label, "RoundCertified")
+    failures = [f"{each['where']}: {each['reason']}" for each in swarm.of(label, "Failed")]
     print(
         f"{label}: event loop {standstills.told(log.with_suffix('.late'))}; {len(rounds)} rounds of "
         f"{', '.join(str(len(each['contributors'])) for each in rounds)}; delay {spread([each['delay_s'] or 0 for each in rounds], '.1f')} s; "
-        f"view changes {len(swarm.of(label, 'ViewChanged'))}, failures {[each.get('reason') for each in swarm.of(label, 'Failed')]}"
+        f"view changes {len(swarm.of(label, 'ViewChanged'))}, failures {failures}"
     )
     missed = [each["missed"] for each in swarm.of(label, "ContributionsMissed")]
     if missed:
