@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, assert_never
 
@@ -90,6 +90,9 @@ class Pull:
         self._has_begun = False
         self._no_room: OSError | None = None  # for an outline that may be false
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dilocox-fetch")
+        self.closed: Future[None] | None = (
+            None  # of a run that has ended: done when its thread has, and the sink is closed
+        )
 
     @property
     def share(self) -> float:
@@ -103,7 +106,7 @@ class Pull:
 
     async def run(self) -> Any:
         """What finish gives, once the sink is whole. Raises ThingUnavailable, TimeoutError, OSError of the sink. When it raises or is
-        cancelled nothing of it goes on, and the sink is closed."""
+        cancelled nothing of it goes on but what its thread is at, which may be finish, for seconds: `closed` tells of its end."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as self._tasks:
@@ -126,7 +129,7 @@ class Pull:
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
         finally:
-            self._thread.submit(self._sink.close)  # after what is under way
+            self.closed = self._thread.submit(self._sink.close)  # after what is under way
             self._thread.shutdown(wait=False)
 
     def _carry_out(self, actions: list[FetchAction]) -> None:

@@ -273,6 +273,44 @@ async def fetched(driver: RoundDriver, wanted: FetchBlob) -> Any:
     return await driver.fetched(wanted)
 
 
+async def test_a_fetch_that_takes_the_place_of_one_that_is_being_looked_at_has_what_that_one_brought(
+    tmp_path: Path,
+) -> None:
+    """The look at 250 MB takes seconds, and goes on when the fetch is called off: the next one found its file gone, and the contribution was
+    none that could be had."""
+    blob, go_on = b"contribution", threading.Event()
+    loop, looking, asked = asyncio.get_running_loop(), asyncio.Event(), []
+
+    def check(_name: object, _blob: memoryview) -> None:
+        loop.call_soon_threadsafe(looking.set)
+        go_on.wait(10.0)
+
+    async def fetch(source: PeerId, *_arguments: Any, **_options: Any) -> tuple[dict[str, Any], bytearray]:
+        asked.append(source)
+        return {"size": len(blob)}, bytearray(blob)
+
+    blobs = Shelf(tmp_path)
+    with ThreadPoolExecutor(1) as disk:
+        driver = RoundDriver(
+            NOTHING, transport=cast("Any", SimpleNamespace(fetch=fetch)), blobs=blobs, journal=NOTHING,
+            disk=disk, check_blob=check, max_blob_bytes=100, on_apply=NOTHING, on_fetch_state=NOTHING,
+            on_change=NOTHING, listener=lambda event: None,
+        )  # fmt: skip
+        first = asyncio.create_task(fetched(driver, FetchBlob(sha256(blob), (PeerId("one"),))))
+        async with asyncio.timeout(5.0):
+            await looking.wait()
+            first.cancel()
+            second = asyncio.create_task(fetched(driver, FetchBlob(sha256(blob), (PeerId("another"),))))
+            await asyncio.wait({first})
+            looking.clear()
+            with suppress(TimeoutError):  # it does not look itself
+                async with asyncio.timeout(0.3):
+                    await looking.wait()
+            go_on.set()
+            assert await second == BlobHeld(sha256(blob), len(blob))
+    assert asked == ["one"]
+
+
 async def test_a_source_that_sends_something_else_is_named_and_the_next_one_is_asked(tmp_path: Path) -> None:
     blob, told = b"contribution", list[Any]()
     replies: dict[str, bytes | Exception] = {
