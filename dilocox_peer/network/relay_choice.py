@@ -6,14 +6,13 @@ nobody tells. Relays whose circuits carry a whole contribution are kept, WANTED 
 names: any other may be nobody's but a stranger's, who says that it has us and passes nobody on. So as long as no named one has us they
 are asked, though nothing else is lacking, and one that has us comes before all others.
 
-Leases cost nothing, and who was met before may be gone: of more candidates than are kept those come first, after the named ones, that were asked in
-vain least often, so that all have their turn.
+Leases cost nothing, and who was met before may be gone: of more candidates than are kept those come first, after the named ones, that have waited
+longest since they were asked in vain, or were offered first: so all have their turn, and new names do not come before who waits.
 
 Invariants: (1) at most one request to a relay is out; (2) while a relay has us, or had us last, its circuits are announced, so
 that an outage of the only relay does not empty the lease; (3) requests to one relay are at least FIRST_RETRY_S apart.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -56,9 +55,7 @@ class RelayChoice:
     _is_needed: bool = True
     is_told: bool = True  # whether others are to know
     _named: frozenset[PeerId] = frozenset()
-    _in_vain: Counter[PeerId] = field(
-        default_factory=Counter
-    )  # how often each that is offered was asked since it had us
+    _queue: dict[PeerId, None] = field(default_factory=dict)  # all that are offered; one that was asked in vain is last
 
     def need(self, is_needed: bool) -> bool:
         """Whether others need a relay to dial us; else nobody is asked and nothing announced. Gives back whether that is news."""
@@ -71,9 +68,9 @@ class RelayChoice:
         known, self._relays = self._relays, {}
         offered = {peer: tuple(found) for peer, found in candidates.items() if peer != self.me and found}
         kept = {peer: each.addresses for peer, each in known.items() if each.limit is not None or each.is_asked}
-        self._in_vain = Counter({peer: self._in_vain[peer] for peer in offered if self._in_vain[peer]})
+        self._queue = dict.fromkeys((*(peer for peer in self._queue if peer in offered), *offered))
         if len(kept.keys() | offered) > MAX_CANDIDATES:
-            first = sorted(offered, key=lambda peer: (peer not in named, self._in_vain[peer]))
+            first = sorted(self._queue, key=lambda peer: peer not in named)
             offered = {peer: offered[peer] for peer in first}
         for peer, addresses in [*({**kept, **offered}).items()][:MAX_CANDIDATES]:
             relay = known.get(peer, _Relay(addresses))
@@ -105,14 +102,13 @@ class RelayChoice:
     def reserved(self, peer: PeerId, limit: RelayLimit, now: float) -> None:
         if (relay := self._relays.get(peer)) is not None:
             relay.is_asked, relay.limit, relay.failures, relay.due_at = False, limit, 0, now + RENEW_S
-            self._in_vain.pop(peer, None)
             self._announce()
 
     def refused(self, peer: PeerId, now: float) -> None:
         """It is there, and has no place for us."""
         if (relay := self._relays.get(peer)) is not None:
             relay.is_asked, relay.limit, relay.due_at = False, None, now + REFUSED_RETRY_S
-            self._in_vain[peer] += 1
+            self._to_the_end(peer)
             self._hurry(now)
             self._announce()
 
@@ -120,12 +116,16 @@ class RelayChoice:
         """It did not answer."""
         if (relay := self._relays.get(peer)) is not None:
             relay.is_asked, relay.limit = False, None
-            self._in_vain[peer] += 1
+            self._to_the_end(peer)
             most_s = MAX_RETRY_S if self._lacking > 0 else GONE_RETRY_S
             relay.due_at = now + min(FIRST_RETRY_S * 2**relay.failures, most_s)
             relay.failures = min(relay.failures + 1, 16)
             self._hurry(now)
             self._announce()
+
+    def _to_the_end(self, peer: PeerId) -> None:
+        self._queue.pop(peer, None)
+        self._queue[peer] = None
 
     def _hurry(self, now: float) -> None:
         """Where too few have us, those that were asked ever more seldom are asked soon."""

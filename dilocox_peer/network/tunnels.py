@@ -6,7 +6,8 @@ as they are; TLS within them is linkd's own, so neither the relay nor we can say
 A stream stays on the connection that it was opened on. One that a relay passes on is often opened a moment before a hole is punched: it is
 ended then, once, and linkd makes its link anew through the hole.
 
-Leases cost nothing: where more neighbours are listed than there are doors, one that led to nobody for a while makes room for who had fewest turns.
+Leases cost nothing: where more neighbours are listed than there are doors, one that led to nobody for a while makes room for who waits longest; so new
+names do not come before who had a door and lost it.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ class Tunnels:
         self._transport = transport
         self._clock = clock
         self._doors: dict[PeerId, _Door] = {}
-        self._turns: Counter[PeerId] = Counter()  # how often each that is listed had a door
+        self._queue: dict[PeerId, None] = {}  # all that are listed; one whose door made room is last
         self._taken: Counter[PeerId] = Counter()
         self._held: dict[
             asyncio.Task[None], str
@@ -135,10 +136,11 @@ class Tunnels:
         return True
 
     async def open_doors(self, addresses: Mapping[PeerId, Sequence[str]], rank: Callable[[PeerId], Any]) -> None:
-        """For these neighbours, and no others; of too many those that had fewest turns, of these those of the lowest rank. addresses: of their leases.
+        """For these neighbours, and no others; of too many those that wait longest, of these those of the lowest rank. addresses: of their leases.
         Raises OSError."""
         self.keep(addresses)
-        for peer in sorted(addresses, key=lambda peer: (self._turns[peer], rank(peer))):
+        self._queue |= dict.fromkeys(sorted(addresses.keys() - self._queue.keys(), key=rank))
+        for peer in [*self._queue]:
             await self.towards(peer, addresses[peer])
 
     async def towards(self, peer: PeerId, addresses: Sequence[str]) -> str | None:
@@ -151,7 +153,6 @@ class Tunnels:
                 lambda reader, writer: self._pass_on(peer, (reader, writer)), "127.0.0.1", 0
             )
             self._doors[peer] = _Door(server, tuple(addresses), self._clock())
-            self._turns[peer] += 1
         return self.door_of(peer)
 
     def door_of(self, peer: PeerId) -> str | None:
@@ -168,12 +169,16 @@ class Tunnels:
         in_vain = {peer: door.led_at for peer, door in self._doors.items() if door.is_in_vain(now)}
         if not in_vain:
             return False
-        self._doors.pop(min(in_vain, key=in_vain.__getitem__)).server.close()
+        oldest = min(in_vain, key=in_vain.__getitem__)
+        self._doors.pop(oldest).server.close()
+        if oldest in self._queue:
+            del self._queue[oldest]
+            self._queue[oldest] = None
         return True
 
     def keep(self, peers: Collection[PeerId]) -> None:
         """Closes the doors to all others; what is under way goes on."""
-        self._turns = Counter({peer: self._turns[peer] for peer in peers if self._turns[peer]})
+        self._queue = {peer: None for peer in self._queue if peer in peers}
         for peer in [peer for peer in self._doors if peer not in peers]:
             self._doors.pop(peer).server.close()
 

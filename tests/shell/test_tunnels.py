@@ -188,6 +188,24 @@ async def test_made_up_neighbours_do_not_have_all_doors_for_good(make_transport:
     ours.close()
 
 
+async def test_names_that_are_new_at_each_look_do_not_keep_a_neighbour_from_a_second_door(
+    make_transport: MakeTransport,
+) -> None:
+    """It was away while it had its first: ever new ones had had fewer."""
+    transport, _ = await make_transport("near")
+    now, neighbour = [0.0], PeerId("neighbour")
+    ours = Tunnels(transport, lambda: now[0])
+    has_door = list[bool]()
+    for look in range(8):
+        made_up = [PeerId(f"made up {look} {number}") for number in range(2 * MAX_DOORS)]
+        await ours.open_doors(dict.fromkeys([neighbour, *made_up[: MAX_DOORS if look == 0 else None]], ()), len)
+        has_door.append(ours.door_of(neighbour) is not None)
+        now[0] += DOOR_S
+    assert has_door[0], "the shortest name"
+    assert any(has_door[2:]), has_door
+    ours.close()
+
+
 async def test_a_door_that_leads_to_its_neighbour_stays(make_transport: MakeTransport) -> None:
     far, _ = await make_transport("far")
     near, _ = await make_transport("near")

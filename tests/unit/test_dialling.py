@@ -43,6 +43,20 @@ def test_made_up_leases_make_room_for_peers_that_are_there() -> None:
     assert len(ever) == 300
 
 
+def test_names_that_are_new_at_each_look_do_not_keep_a_neighbour_undialled_that_was_away() -> None:
+    """It was dialled for three minutes in two hours."""
+    dialling, neighbour, dialled_at = Dialling(), LinkAddress(PeerId("neighbour"), LinkId("neighbour"), ("there",)), []
+    for now in range(0, 1800, 30):
+        of_look = (f"made up {now // 120} {number}" for number in range(128))
+        made_up = [LinkAddress(PeerId(name), LinkId(name), (name,)) for name in of_look]
+        dialling.want([neighbour, *made_up[: 128 if now else MAX_DIALLED - 1]])
+        dialling.due(now, ())
+        if neighbour.link in dialling.dialled:
+            dialled_at.append(now)
+    assert 0 in dialled_at
+    assert max(dialled_at) > 2 * IN_VAIN_S
+
+
 def test_who_is_linked_stays_dialled() -> None:
     up, _ = _dialled_after(60, announced=range(300), real=range(40))
     assert up == {_lease(number).link for number in range(40)}

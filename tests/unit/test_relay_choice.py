@@ -228,6 +228,22 @@ def test_candidates_that_are_not_there_do_not_keep_the_others_out():
     assert set(relays.held) <= set(live)
 
 
+def test_names_that_are_new_at_each_look_do_not_keep_out_a_relay_that_had_no_place_at_first():
+    """32 leases that nobody answers for, each under another name every half minute: it was asked twice in an hour."""
+    relays, relay, now = RelayChoice(ME), PeerId("relay"), 0.0
+    while now < 600.0:
+        if now % 30.0 == 0.0:
+            made_up = [PeerId(f"made up {now} {number}") for number in range(2 * MAX_CANDIDATES)]
+            relays.offer({peer: at(peer) for peer in (relay, *made_up)})
+        for name in asked(relays, now):
+            if name == relay and now >= 60.0:
+                relays.reserved(relay, LARGE, now)
+            else:
+                relays.refused(PeerId(name), now)
+        now += 0.5
+    assert relays.held == (relay,)
+
+
 def test_of_named_relays_one_is_enough_and_one_is_asked_at_a_time():
     relays = RelayChoice(ME)
     relays.offer({PeerId(name): at(name) for name in ("a", "b")})

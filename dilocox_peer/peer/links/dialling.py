@@ -4,8 +4,8 @@ linkd keeps what it was told to dial linked, with pauses of its own, until it is
 dialling. So whatever hangs up says here until when, and the wanted are dialled again then; forgotten, they would stay
 unlinked until the other side dials.
 
-Of too many those are dialled that come first by a rank of ours. Leases cost who writes them nothing: those whose links never came up, or stay down, come after all
-others, and make room, a few minutes after they were dialled.
+Of too many those are dialled that come first by a rank of ours. Leases cost who writes them nothing: those whose links never came up, or stay down, make room a
+few minutes after they were dialled, for who waits longest: so new names do not come before who was away for a while.
 
 Leases are claims: a peer may name a link that is another's. A link that several leases name is dialled at the addresses of
 all of them, one of each in turn as far as an order to linkd holds them, of more by others at each look, and whose it is its greeting proves.
@@ -66,7 +66,7 @@ class Dialling:
         self._looks = 0  # at the leases
         self._claims: dict[LinkId, _Claimed] = {}  # all that leases say, by rank
         self._wanted: dict[LinkId, _Claimed] = {}
-        self._in_vain: dict[LinkId, int] = {}  # how often a link made room for others
+        self._queue: dict[LinkId, None] = {}  # all links of leases; one that made room for others is last
         self._dialled_at: dict[LinkId, float] = {}  # of those that are not up
         self._dialled: dict[LinkId, tuple[str, ...]] = {}  # as linkd was told
         self._again_at: dict[LinkId, float] = {}  # of the wanted that are not to be dialled before
@@ -78,18 +78,17 @@ class Dialling:
         return dict(self._dialled)
 
     def want(self, leases: Iterable[LinkAddress]) -> None:
-        """From now on these, and no others; of too many those that were dialled in vain least often, of these those of the lowest rank."""
+        """From now on these, and no others; of too many those that wait longest, of these those of the lowest rank."""
         claims: dict[LinkId, list[LinkAddress]] = {}
         for lease in sorted(leases, key=lambda lease: self._rank(lease.peer)):
             claims.setdefault(lease.link, []).append(lease)
         self._claims = {link: _claimed(of_link, self._looks) for link, of_link in claims.items()}
         self._looks += 1
-        self._in_vain = {link: times for link, times in self._in_vain.items() if link in self._claims}
+        self._queue = dict.fromkeys((*(link for link in self._queue if link in self._claims), *self._claims))
         self._choose()
 
     def _choose(self) -> None:
-        chosen = sorted(self._claims, key=lambda link: self._in_vain.get(link, 0))[:MAX_DIALLED]
-        self._wanted = {link: self._claims[link] for link in chosen}
+        self._wanted = {link: self._claims[link] for link in [*self._queue][:MAX_DIALLED]}
         self._again_at = {link: at for link, at in self._again_at.items() if link in self._wanted}
         self._dialled_at = {link: at for link, at in self._dialled_at.items() if link in self._wanted}
         self.deadline = float("-inf")
@@ -143,14 +142,13 @@ class Dialling:
     def _make_room(self, now: float, up: Collection[LinkId]) -> float:
         """Has those that were dialled in vain make room for who waits; when that is to be looked at again."""
         for link in up:
-            self._in_vain.pop(link, None)
             self._dialled_at.pop(link, None)
         down = {link: self._dialled_at.setdefault(link, now) for link in self._wanted if link not in up}
         if len(self._claims) <= len(self._wanted):
             return float("inf")
         if vain := [link for link, since in down.items() if now >= since + IN_VAIN_S]:
             for link in vain:
-                self._in_vain[link] = self._in_vain.get(link, 0) + 1
+                self._queue[link] = self._queue.pop(link)
                 del self._dialled_at[link]
             self._choose()
             down = {link: self._dialled_at.setdefault(link, now) for link in self._wanted if link not in up}
