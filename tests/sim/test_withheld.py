@@ -324,3 +324,22 @@ def test_one_that_says_it_lacks_what_others_contribute_has_nobody_left_out(num_v
     assert rounds >= 10
     assert min(counted.count(peer) for peer in victims) >= rounds - 2
     assert not world.doubted_but_by({HOSTILE}) - {HOSTILE}
+
+
+def test_of_five_two_with_slow_lines_are_stepped_in_for_and_nobody_is_doubted() -> None:
+    """Two of the four who average are slow. Eight rounds were made, and of the leaders that were faster some were doubted, who named nothing."""
+    world, slow = Withholding(5, 4), {PeerId("p01"), HOSTILE}
+    hang_s = world.hang_s
+
+    def slowly(node: Node, action: FetchBlob) -> float:
+        is_slow = node.peer in slow and action.part is not None
+        return hang_s(node, action) + (world.rng.uniform(1.0, 3.0) if is_slow else 0.0)
+
+    world.hang_s = slowly  # type: ignore[method-assign]
+    world.rng.seed(3)
+    before = len(world.chain())
+    rounds = world.rounds_in(100.0)
+    counted = [entry.peer for each in world.chain()[before:] for entry in each.value.entries]
+    assert rounds >= 10
+    assert min(counted.count(peer) for peer in world.nodes) >= rounds - 2
+    assert not world.doubted

@@ -47,6 +47,11 @@ class Able:
         return self.may(peer) and peer not in self.behind
 
     @property
+    def all(self) -> list[PeerId]:
+        """Those that may average, whether anything is drawn to them or not."""
+        return [peer for peer in self._orders[0] if self.may(peer)]
+
+    @property
     def behind(self) -> set[PeerId]:
         """Those for whom others step in: of the first in order of each slice."""
         if self._behind is None:

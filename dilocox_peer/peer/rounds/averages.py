@@ -276,7 +276,7 @@ class Slicing:
         is_awaited = now < self.offers_due and any(self._members.may_offer(peer, now) for peer in waited)
         # One that does not deliver what it offers is not waited for: our word of the others' would be late in every round.
         coming = {blob for blob, each in entries.items() if each.peer in trusted}
-        self.gathering.look(entries, coming, self._everyone(now), now)
+        self.gathering.look(entries, coming, self._everyone(now), self._able.all, now)
         is_all = coming <= set(gathered) and not is_awaited
         self._num_heard += self.gathering.hold(gathered)
         actions += self.gathering.say(now, is_all=is_all, is_late=now >= self.late_at)

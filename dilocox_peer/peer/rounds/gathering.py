@@ -77,13 +77,18 @@ class Gathering:
         return set(self._seat.others) - holders if now >= since + self._seat.timing.retry_s else set()
 
     def look(
-        self, tables: Iterable[Digest], awaited: Collection[Digest], everyone: Collection[PeerId], now: float
+        self,
+        tables: Iterable[Digest],
+        awaited: Collection[Digest],
+        everyone: Collection[PeerId],
+        able: Collection[PeerId],
+        now: float,
     ) -> None:
-        """Notes of which of these contributions most of everyone hold all by now, and of which of the awaited more than half do."""
+        """Notes of which of these contributions most of everyone hold all by now, and of which of the awaited more than half of the able do."""
         for peer, held in self._words.items():
             self._ever.setdefault(peer, set()).update(held.intersection(awaited))
         for table in tables:
-            if table in awaited and table not in self._many_since and self._is_by_many(table, everyone):
+            if table in awaited and table not in self._many_since and self._is_by_many(table, able):
                 self._many_since[table] = now
             if table not in self._most_since and self._is_by_most(table, everyone):
                 self._most_since[table] = now
@@ -96,8 +101,8 @@ class Gathering:
     def _is_by_most(self, table: Digest, everyone: Collection[PeerId]) -> bool:
         return FEW * (len(everyone) - len(self.by(table).intersection(everyone))) <= len(everyone)
 
-    def _is_by_many(self, table: Digest, everyone: Collection[PeerId]) -> bool:
-        return 2 * len(self.by(table).intersection(everyone)) > len(everyone)
+    def _is_by_many(self, table: Digest, able: Collection[PeerId]) -> bool:
+        return 2 * len(self.by(table).intersection(able)) > len(able)
 
     def behind(self, everyone: Collection[PeerId], then: float) -> tuple[set[PeerId], set[PeerId]]:
         """Those of everyone that lack several of which more than half of them have held theirs since then, and those of them that never said that they
