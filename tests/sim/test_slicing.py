@@ -29,6 +29,7 @@ from .slicing_faults import FAULTS
 from .world import ROUND_S, Network, Node, World, certificates_of, kind_of
 
 BATCH = 25
+SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
 SEARCHED = 40
 BY_LIARS = {"of two that differ the first is believed": 5}  # every so many seeds has one
 
@@ -53,7 +54,9 @@ STUCK_OF_WIDE = (
 )
 
 
-@pytest.mark.parametrize("first", range(0, 1000, BATCH))
+@pytest.mark.parametrize(
+    "first", [pytest.param(each, marks=[] if each < 500 else SLOW) for each in range(0, 1000, BATCH)]
+)
 def test_every_invariant_holds_in_twenty_five_seeds(first: int) -> None:
     assert _played(first, length_of) > BATCH / 2, "rounds are averaged in slices"
 
