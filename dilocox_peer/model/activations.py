@@ -178,7 +178,7 @@ class BodyFormat(BodySizes):
         return self._all & ~firsts
 
     def _number(self, targets: memoryview, number: int) -> int:
-        """What `_bits` gives, as one integer: three times as fast to look at."""
+        """What `_bits` gives, as one integer, which needs no array to be looked at."""
         first = self.ids_bytes + number * self.bits_bytes
         return int.from_bytes(targets[first : first + self.bits_bytes], "little")
 

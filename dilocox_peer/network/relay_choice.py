@@ -23,9 +23,8 @@ WANTED = 2  # so that one may go
 RENEW_S = 8.0
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 3.0
 REFUSED_RETRY_S = 20.0  # of those that have no room, or do not want to, or do not know yet whether they are dialable
-GONE_RETRY_S = (
-    80.0  # at most, of a named one that does not answer while others have us: its address may be somebody else's by now
-)
+# At most, of a named one that does not answer while others have us: its address may be somebody else's by now.
+GONE_RETRY_S = 80.0
 MAX_CANDIDATES = 16
 ADDRESSES_EACH = 2  # of a relay, announced
 ENOUGH_BYTES = 64 << 20  # a circuit that carries less breaks off in the middle of a contribution

@@ -90,9 +90,8 @@ class Pull:
         self._has_begun = False
         self._no_room: OSError | None = None  # for an outline that may be false
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dilocox-fetch")
-        self.closed: Future[None] | None = (
-            None  # of a run that has ended: done when its thread has, and the sink is closed
-        )
+        # Of a run that has ended: done when its thread has, and the sink is closed.
+        self.closed: Future[None] | None = None
 
     @property
     def share(self) -> float:

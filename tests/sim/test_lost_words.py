@@ -16,6 +16,8 @@ from .scenario import WHOLE, starter
 from .slicing import run_seed
 from .world import Network, World, certificates_of, parts_of
 
+pytestmark = pytest.mark.timeout(600)
+
 NUM_PEERS = 9
 MUTE, DEAF = PeerId("p03"), PeerId("p07")
 

@@ -6,6 +6,8 @@ from .invariants import Violation
 from .lying import run_lying_seed
 from .lying_faults import FAULTS
 
+pytestmark = pytest.mark.timeout(600)
+
 FIRST_SEED = {
     "nothing is checked": 0,
     "the second is blamed": 0,

@@ -162,15 +162,16 @@ async def test_donors_that_say_nothing_do_not_have_all_places() -> None:
     class Silent(Donors):
         async def fetch(self, peer: PeerId, kind: str, header: dict[str, Any], **bounds: Any) -> Any:
             if peer != A:
-                await asyncio.sleep(5.0)
-                raise PeerSilent(peer, "nothing")
+                begun.release()
+                await asyncio.Event().wait()
             return await super().fetch(peer, kind, header, **bounds)
 
-    donors = Silent(a=honest(THINGS))
+    begun, donors = asyncio.Semaphore(0), Silent(a=honest(THINGS))
     fetching = Fetching(donors, at_once=2, place_s=0.1)
     silent = [asyncio.create_task(fetching.get(range(3), PeerId(name))) for name in "bcdef"]
-    await asyncio.sleep(0.05)
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(30.0):
+        await begun.acquire()
+        await begun.acquire()  # all places are theirs
         for _ in range(5):
             assert await fetching.get(range(3), A) == THINGS[:3]
     others = [asyncio.create_task(fetching.get(range(3), A)) for _ in range(2)]
