@@ -317,6 +317,31 @@ class Pull:
         self._carry_out(self._fetch.no_room(outline, str(error), asyncio.get_running_loop().time()))
 
 
+class Closing:
+    """Fetches that have ended and whose threads have not. The look at a large thing takes seconds, and one that was called off meanwhile goes on
+    with it: whoever fetches the same thing next would have its file taken away."""
+
+    def __init__(self) -> None:
+        self._ends: dict[Digest, asyncio.Future[None]] = {}
+
+    def add(self, name: Digest, pull: Pull) -> None:
+        """The run of it has ended."""
+        if pull.closed is None:
+            return
+        self._ends[name] = ending = asyncio.wrap_future(pull.closed)
+
+        def forget(ended: asyncio.Future[None]) -> None:
+            if self._ends.get(name) is ended:
+                del self._ends[name]
+
+        ending.add_done_callback(forget)
+
+    async def wait(self, name: Digest, timeout_s: float) -> None:
+        """Until no thread is at that thing, at most so long."""
+        if (ending := self._ends.get(name)) is not None:
+            await asyncio.wait({ending}, timeout=timeout_s)
+
+
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """One of them, not a group."""
     first = failures.exceptions[0]

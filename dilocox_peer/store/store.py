@@ -31,7 +31,7 @@ from dilocox_peer.network.transport import Transport
 from dilocox_peer.store.bundles import ABSENT, BUNDLED_BYTES, names_in
 from dilocox_peer.store.fetch import Fetch
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline
-from dilocox_peer.store.pull import STORE_SERVICE, Pull
+from dilocox_peer.store.pull import STORE_SERVICE, Closing, Pull
 from dilocox_peer.store.shelf import FileContent, Shelf
 from dilocox_peer.types import DIGEST_BYTES, Digest, PeerId
 
@@ -106,6 +106,7 @@ class Store:
         self._is_urgent = is_urgent
         self._open: OrderedDict[Digest, _Open] = OrderedDict()  # the least lately asked for first
         self._under_way: dict[Digest, asyncio.Task[Path]] = {}
+        self._closing = Closing()
         self._folders: tuple[Folders, ...] = ()
         self._disk = ThreadPoolExecutor(2, thread_name_prefix="dilocox-store")
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="dilocox-read")
@@ -156,12 +157,19 @@ class Store:
             del self._under_way[name]
 
     async def _pull(self, name: Digest, donors: Iterable[PeerId], max_bytes: int, timeout_s: float) -> Path:
+        await self._closing.wait(name, timeout_s)
+        if (here := await self.path(name)) is not None:
+            return here
         partial = self._shelf.partial(name)
         resumed = await self._in_thread(partial.resumed)
-        found: Path = await Pull(
+        pull = Pull(
             Fetch(name, donors, resumed=resumed), partial, transport=self._transport, max_bytes=max_bytes,
             timeout_s=timeout_s, finish=partial.finish, on_failed=self._failed,
-        ).run()  # fmt: skip
+        )  # fmt: skip
+        try:
+            found: Path = await pull.run()
+        finally:
+            self._closing.add(name, pull)
         return found
 
     def _failed(self, donor: PeerId, reason: str, is_lying: bool) -> None:

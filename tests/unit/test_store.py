@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,36 @@ async def test_a_fetch_that_is_cancelled_leaves_nothing_running_and_what_came_st
     at_the_end = swarm.body_bytes
     assert await swarm.fetch(BIG, donor) == BIG
     assert swarm.body_bytes - at_the_end < len(BIG)
+
+
+async def test_a_fetch_that_takes_the_place_of_one_that_moves_its_file_in_has_what_that_one_brought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole gigabyte is flushed first, for seconds: the next fetch found the file of its own gone, and failed."""
+    swarm, go_on = Swarm(tmp_path), threading.Event()
+    loop, moving, move_in = asyncio.get_running_loop(), asyncio.Event(), swarm.shelf.take_in
+
+    def take_in(*arguments: Any, **options: Any) -> Path:
+        loop.call_soon_threadsafe(moving.set)
+        go_on.wait(10.0)
+        return move_in(*arguments, **options)
+
+    monkeypatch.setattr(swarm.shelf, "take_in", take_in)
+    donor, another = await swarm.donor("a", b"thing"), await swarm.donor("b", b"thing")
+    first = asyncio.create_task(swarm.fetch(b"thing", donor))
+    async with asyncio.timeout(10.0):
+        await moving.wait()
+        first.cancel()
+        second = asyncio.create_task(swarm.fetch(b"thing", another))
+        await asyncio.wait({first})
+        moving.clear()
+        with suppress(TimeoutError):  # it moves nothing in itself
+            async with asyncio.timeout(0.5):
+                await moving.wait()
+        go_on.set()
+        assert await second == b"thing"
+    assert {peer for peer, _ in swarm.net.asked} == {donor}
+    assert not list((tmp_path / "me" / "partial").iterdir())
 
 
 @pytest.mark.parametrize(

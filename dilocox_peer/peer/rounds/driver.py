@@ -51,7 +51,7 @@ from dilocox_peer.peer.rounds.outbox import Outbox
 from dilocox_peer.peer.rounds.refusals import Refusals
 from dilocox_peer.store.bundles import BUNDLED_BYTES, Bundles
 from dilocox_peer.store.fetch import Fetch
-from dilocox_peer.store.pull import Pull
+from dilocox_peer.store.pull import Closing, Pull
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.rounds import (
@@ -125,7 +125,7 @@ class RoundDriver:
         self._queued_bytes = 0
         self._refusals = Refusals()
         self._fetching: dict[Digest, asyncio.Task[None]] = {}
-        self._closing: dict[Digest, asyncio.Future[None]] = {}  # of fetches that have ended, whose threads have not
+        self._closing = Closing()
         self._slots = FetchSlots()
         self._looking: asyncio.TimerHandle | None = None
         self._bundles: dict[bool, Bundles] = {}  # of what is small; of who often does not deliver apart
@@ -398,8 +398,7 @@ class RoundDriver:
     async def fetched(self, action: FetchBlob) -> Input:
         """The answer to it, always one of the three that the contract names."""
         loop = asyncio.get_running_loop()
-        if (closing := self._closing.get(action.blob)) is not None:
-            await asyncio.wait({closing}, timeout=BLOB_TIMEOUT_S)
+        await self._closing.wait(action.blob, BLOB_TIMEOUT_S)
         if (here := await loop.run_in_executor(self._disk, self._here, action)) is not None:
             return here
         partial = await loop.run_in_executor(self._disk, self._blobs.partial, action.blob)
@@ -435,20 +434,8 @@ class RoundDriver:
         except MalformedBlob as error:  # the author's fault, not the sources'
             return BlobRefused(action.blob, str(error), action.part)
         finally:
-            self._await_end(action.blob, pull)
+            self._closing.add(action.blob, pull)
         return BlobHeld(action.blob, size_bytes, parts, action.part)
-
-    def _await_end(self, blob: Digest, pull: Pull) -> None:
-        """The look at what has come takes seconds where it is large, and one that was called off meanwhile goes on with it: whoever fetches the
-        same thing next would have its file taken away."""
-        if pull.closed is not None:
-            self._closing[blob] = closing = asyncio.wrap_future(pull.closed)
-
-            def forget(ended: asyncio.Future[None]) -> None:
-                if self._closing.get(blob) is ended:
-                    del self._closing[blob]
-
-            closing.add_done_callback(forget)
 
     def _most_bytes(self, part: BlobPart | None) -> int:
         return self._max_blob_bytes if part is None or self._slices is None else self._slices.max_bytes(part)
