@@ -6,6 +6,9 @@ STAMP  := $(VENV)/.setup-done
 
 .PHONY: setup demo quick test test-all test-nat test-browser coverage lint types format clean
 
+# Tests start a thousand processes: without bytecode on the disk each compiles the package anew, for about a second of processor.
+export PYTHONDONTWRITEBYTECODE =
+
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
