@@ -415,3 +415,42 @@ def test_strangers_are_told_of_our_chain_as_much_as_there_is_time_for_and_voters
     assert healing.answer(LIAR, [GENESIS.head], 2.0) is None, "another has asked in vain"
     assert healing.answer(other, [GENESIS.head], 2.0) == page
     assert healing.answer(LIAR, [GENESIS.head], 2.5) == page, "later there is more"
+
+
+def seconds_among(newcomer: Newcomer, shown: Branch, *honest: PeerId) -> float:
+    """Until it has the chain that the honest show, where LIAR is heard first and shows its own by single certificates, each at the end of the time
+    that there is for it. All are heard each second."""
+    healing, now, answers = newcomer.healing, 0.0, list[tuple[float, Send]]()
+    peers = (LIAR, *honest)
+    while now < 2000.0 and healing.founded is None and (healing.path is None or healing.path.tip != TIP):
+        if round(10 * now) % 10 == 0:
+            for peer in peers:
+                tip = (shown if peer == LIAR else LONG).certificates[-1].head
+                asked = healing.heard_of(peer, tip, now)
+                answers += [(now + (SLOW_S if each.to == LIAR else QUICK_S), each) for each in asked]
+        for due, question in [each for each in answers if each[0] <= now]:
+            answers.remove((due, question))
+            page = page_of(shown if question.to == LIAR else LONG, question)
+            some = page.certificates[:1] if question.to == LIAR else page.certificates
+            more = page.more or len(some) < len(page.certificates)
+            asked, _ = healing.on_page(question.to, some, more=more, now=now)
+            answers += [(now + (SLOW_S if each.to == LIAR else QUICK_S), each) for each in asked]
+        now += 0.1
+    return now
+
+
+SLOW_S, QUICK_S = 3.9, 0.3  # of an answer; sync_wait_s is 4
+
+
+@pytest.mark.parametrize("shown", [LONG, FORGED])
+@pytest.mark.parametrize("founded_from", [256, FOUNDED_FROM])
+def test_who_shows_its_chain_by_single_certificates_holds_a_newcomer_up_for_a_turn(
+    shown: Branch, founded_from: int
+) -> None:
+    newcomer = Newcomer(founded_from=founded_from)
+    newcomer.forks.checkpoint = checkpoint_of(LONG, 390)
+    assert seconds_among(newcomer, shown, DONOR, PeerId("another")) < 30.0
+
+
+def test_so_it_does_where_the_owner_has_signed_nothing() -> None:
+    assert seconds_among(Newcomer(), LONG, DONOR) < 30.0

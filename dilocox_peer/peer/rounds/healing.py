@@ -120,6 +120,11 @@ class Healing:
             self._waiting[peer] = _Claim(head, now)
         if self._asked is not None and now < self._asked_until:
             return []
+        first = self._next_waiting(now)
+        return [] if first is None else self._ask(first, now)
+
+    def _next_waiting(self, now: float) -> PeerId | None:
+        """Whose turn it is, from here on asked."""
         while self._waiting:
             first = next(iter(self._waiting))
             claim = self._waiting.pop(first)
@@ -130,8 +135,8 @@ class Healing:
                 if len(self._asked_at) >= MAX_JUDGED:
                     self._asked_at.clear()
                 self._asked_at[first] = now
-                return self._ask(first, now)
-        return []
+                return first
+        return None
 
     def _was_in_vain(self, peer: PeerId) -> None:
         """It has said that it has something, and does not show it: keys cost nothing, and others' turns come after so many of them."""
@@ -203,6 +208,8 @@ class Healing:
         if asked:
             self._asked = None
             self.in_vain.pop(sender, None)
+            if more and len(certificates) < LEAST_PAGE:  # no honest page, but where it ends
+                self._was_in_vain(sender)
         if not certificates:
             if asked:
                 self._end_of_founding()
@@ -293,7 +300,9 @@ class Healing:
             self.founded, self._founding = founding.chain, None
             return [], None
         if reason is None and more:
-            return self._ask(sender, now), None
+            questions = self._ask_more(sender, now)
+            founding.dead_ends += self._asked != sender  # who is asked instead may begin anew
+            return questions, None
         self._end_of_founding(is_a_lie=reason is not None)
         return [], reason
 
@@ -315,6 +324,13 @@ class Healing:
     def _ask_on(self, growing: _Growing, sender: PeerId, now: float) -> list[Send]:
         """For what follows, of who has shown so much."""
         self._growing = growing
+        return self._ask_more(sender, now)
+
+    def _ask_more(self, sender: PeerId, now: float) -> list[Send]:
+        """One that shows a few certificates at a time, each at the end of the time that there is for it, has no more turns than others."""
+        if sender in self.in_vain:
+            self._waiting.pop(sender, None)
+            sender = self._next_waiting(now) or sender
         return self._ask(sender, now)
 
     def _num_looked_at(self, certificates: Sequence[Certificate], *, is_asked: bool) -> int:
