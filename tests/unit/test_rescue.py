@@ -18,11 +18,15 @@ from dilocox_peer.peer.rescue import Rescue
 from dilocox_peer.peer.rounds.machine import RoundMachine
 from dilocox_peer.peer.state import keeper as keeper_module
 from dilocox_peer.peer.state import restore as restore_module
-from dilocox_peer.peer.state.backup import Backup
+from dilocox_peer.peer.state.backup import Annals, Backup
 from dilocox_peer.peer.state.backup_exchange import Summary
 from dilocox_peer.peer.state.backup_store import backup_store
 from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.restore import Own, find_backup
+from dilocox_peer.peer.state.statesync import Agreed, Copying
+from dilocox_peer.peer.training.anchor_state import AnchorState
+from dilocox_peer.store.pull import Pull
+from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import PeerId
 from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, keep_in
 
@@ -155,3 +159,37 @@ async def test_a_copy_whose_state_found_no_room_is_taken_over_at_the_next_start(
     assert last.state == stage.states[8]
     assert await find(tmp_path, last) is None, "it has what there is"
     last.close()
+
+
+async def test_who_claims_the_most_and_lets_a_byte_come_now_and_then_keeps_nobody_from_who_gives_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody of the stage is gone. The bootstrap has the state of round 6; a stranger that says it keeps the run, and has its chain, says 8."""
+    stage, stranger, asked = CertifiedStage().rounds(9), PeerId("stranger"), list[int]()
+    say(monkeypatch, {BOOTSTRAP: 6, stranger: 8})
+
+    async def chain(_transport: object, _peer: PeerId, annals: Annals, _timeout_s: float) -> None:
+        annals.take(stage.certificates)
+
+    async def state(
+        _transport: object, _donors: object, agreed: Agreed, *, timeout_s: float, copying: Copying, **_options: object
+    ) -> AnchorState | None:
+        asked.append(agreed.round)
+        copying.began(cast("Pull", SimpleNamespace(share=0.001)))
+        if agreed.round == 8:
+            await asyncio.sleep(timeout_s)
+            return None
+        return stage.states[agreed.round]
+
+    monkeypatch.setattr(restore_module, "fetch_chain", chain)
+    monkeypatch.setattr(restore_module, "fetch_state", state)
+    monkeypatch.setattr(restore_module, "PACE_S", 0.05)
+    own = Own((), None, Shelf(tmp_path / "contributions"))
+    async with asyncio.timeout(30.0):
+        found = await find_backup(
+            MANIFEST, STAGE, backup_store(tmp_path, MANIFEST, STAGE), own, endpoint=ENDPOINT,
+            directory=directory_of(keepers=[stranger, BOOTSTRAP]), listener=lambda _event: None,
+        )  # fmt: skip
+    assert found.backup is not None
+    assert found.backup.state == stage.states[6]
+    assert asked == [8, 6]

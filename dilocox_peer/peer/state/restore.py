@@ -13,6 +13,7 @@ that some voter signed is believed too: it is the word of the last who stayed. T
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from dilocox_peer.peer.state.backup import Annals, Backup
 from dilocox_peer.peer.state.backup_exchange import Summary, fetch_chain, fetch_summary, trusted_first
 from dilocox_peer.peer.state.backup_store import BackupStore
 from dilocox_peer.peer.state.keeper import Keeper
-from dilocox_peer.peer.state.statesync import Agreed, fetch_state
+from dilocox_peer.peer.state.statesync import Agreed, Copying, fetch_state
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import verify
 from dilocox_peer.store.shelf import Shelf
@@ -51,6 +52,7 @@ MAX_FETCHED = 8  # chains read, of those who claim the most
 CHAIN_TIMEOUT_S = 60.0  # for one of them
 GRACE_S = 5.0  # for the others, once somebody's who is named by the run's link has been read
 RESTORE_TIMEOUT_S = 3600.0
+PACE_S = 60.0  # in which one that comes at a pace at all has brought a part of it
 BLOB_TIMEOUT_S = 600.0
 BLOBS_AT_ONCE = 4
 
@@ -121,6 +123,10 @@ class _Read:
         return is_off, -leads_to, not self.source.is_named, self.source.lease is not None
 
 
+class _TooSlow(Exception):
+    """A state does not come, and there are others to be asked for theirs."""
+
+
 async def find_backup(
     manifest: Manifest,
     stage: int,
@@ -165,13 +171,23 @@ async def find_backup(
         complete = next((each.annals for each in judged if each.annals.is_over), None)
         if patience_s and complete is not None and not own.round:
             return Restoration(None, (complete.place.round, complete.place.head))
-        for each in judged:
+        left, slow = deque(judged), list[_Read]()
+        while left:
+            each = left.popleft()
             if alive >= 0 and each.source.lease and not each.source.is_named and each.annals.place.round <= newest_here:
                 continue  # it says that it has more than its chain leads to, and the stage lives: we would wait for what may never come
             source, donors = each.source, [other.source.lease.peer for other in judged if other.source.lease]
             if source.lease is not None:
                 donors = [source.lease.peer, *(donor for donor in donors if donor != source.lease.peer)]
-            backup = await _fetch(donors, source, each.annals, copy, kept, own, manifest, endpoint, listener)
+            is_pressed = bool(left) and each not in slow
+            try:
+                backup = await _fetch(
+                    donors, source, each.annals, copy, kept, own, manifest, endpoint, listener, is_pressed=is_pressed
+                )
+            except _TooSlow:  # after the others, and then to its end: our own line may be as slow
+                slow.append(each)
+                left.append(each)
+                continue
             if backup is not None and backup.round > own.round:
                 donor = endpoint.me if source.lease is None else source.lease.peer
                 listener(StageRestored(stage, backup.round, donor, backup.state.size_bytes))
@@ -279,8 +295,11 @@ async def _fetch(
     manifest: Manifest,
     endpoint: Endpoint,
     listener: Listener,
+    *,
+    is_pressed: bool,
 ) -> Backup | None:
-    """The state that a certificate of annals names, from all who kept the same one, or ours where that leads on; and what follows it."""
+    """The state that a certificate of annals names, from all who kept the same one, or ours where that leads on; and what follows it. is_pressed: there
+    are others to ask: raises _TooSlow where the state does not come."""
     layout = layout_of(manifest, annals.stage)
     if source.lease is None:
         state = kept.state if kept is not None else None
@@ -290,16 +309,35 @@ async def _fetch(
         proven = annals.proven_at(source.summary.round)
         if proven is None:
             return None
-        state = await fetch_state(
+        copying = Copying()
+        fetching = fetch_state(
             endpoint.transport, donors, Agreed(source.summary.round, *proven), layout=layout,
-            timeout_s=RESTORE_TIMEOUT_S, listener=listener, shelf=copy.arrivals,
+            timeout_s=RESTORE_TIMEOUT_S, listener=listener, shelf=copy.arrivals, copying=copying,
         )  # fmt: skip
+        state = await (_while_it_comes(fetching, copying) if is_pressed else fetching)
     if state is None or not annals.holds(state.head):
         return None
     following = annals.since(state.head) if source.summary.reached > state.round else ()
     await asyncio.to_thread(_take_over, following, copy.contributions, own.blobs)
     since = await _with_contributions(following, donors, own.blobs, blob_limits(layout)[1], endpoint)
     return Backup(annals.up_to(state.head), state, since)
+
+
+async def _while_it_comes(fetching: Coroutine[Any, Any, AnchorState | None], copying: Copying) -> AnchorState | None:
+    """Raises _TooSlow once, by the pace of the last PACE_S, it would not be whole in its time: whoever claims the most, and lets a byte come now and
+    then, would keep us from all others for that time."""
+    clock = asyncio.get_running_loop().time
+    task, before, ends = asyncio.create_task(fetching), 0.0, clock() + RESTORE_TIMEOUT_S
+    try:
+        while not (await asyncio.wait({task}, timeout=PACE_S))[0]:
+            come = copying.share - before
+            if come * (ends - clock()) < (1 - copying.share) * PACE_S:
+                raise _TooSlow
+            before += come
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _take_over(certificates: Sequence[Certificate], kept: Shelf, blobs: Shelf) -> None:
