@@ -439,6 +439,8 @@ class Archivist:
 
         async def fetch(stage: int, name: Digest, max_bytes: int) -> None:
             async with slots:
+                if stage in self._broken:
+                    return  # without an older one it leads nowhere
                 try:
                     left_bytes = max(0, most_bytes - contributions.size_bytes) // BLOBS_AT_ONCE
                     donors, allowed = self._surveys[stage].donors, min(max_bytes, left_bytes)
