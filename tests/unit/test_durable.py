@@ -153,3 +153,15 @@ def test_heads_that_were_left_are_remembered_the_newest_of_them() -> None:
     assert loaded.left == tuple(heads[3:])
     again = load_log(encode_record(loaded), GENESIS.head).durable
     assert again == loaded
+
+
+@pytest.mark.parametrize("size_bytes", [4, 8, 40, 5000])
+def test_zeros_where_the_last_record_was_to_be_are_one_that_was_never_written(size_bytes: int) -> None:
+    """So a power cut leaves a file that had its new length before its new bytes."""
+    whole = load_log(STARTED + VOTED, GENESIS.head)
+    loaded = load_log(STARTED + VOTED + bytes(size_bytes), GENESIS.head)
+    assert not loaded.is_damaged
+    assert loaded.durable == whole.durable
+    assert load_log(STARTED + bytes(size_bytes) + VOTED, GENESIS.head).is_damaged, (
+        "what follows shows that they are none"
+    )

@@ -13,8 +13,8 @@ What the shell does (nothing else is needed):
 
 A record says: keep the chain up to height `keep`, append these certificates, replace the votes. So a vote costs one
 small record, and a branch switch one larger one. A record is length (4 bytes), CRC-32 (4 bytes), msgpack payload.
-A torn last record is a Persist that never finished: nothing after it in its list was carried out, so dropping it is
-right. Damage before the last record is not: votes may be lost with it; what is left is loaded with
+A torn last record, or zeros where it was to be, is a Persist that never finished: nothing after it in its list was carried out, so
+dropping it is right. Damage before the last record is not: votes may be lost with it; what is left is loaded with
 votes that give none in this view change nor in the next LOST_VOTES_VIEWS.
 """
 
@@ -162,8 +162,11 @@ def load_log(raw: bytes, genesis: Digest, below: Chain | None = None) -> LoadedL
 
     while start < len(raw) and not damaged:
         payload, stop = _payload_at(raw, start)
-        if payload is None:
-            damaged = stop < len(raw) or _is_record_after(raw, start) or (not start and _is_no_first(raw, stop))
+        if not payload:
+            # After a power cut a file may have its new length and not its new bytes: zeros, which are a record of none with the right checksum.
+            is_unwritten = start > 0 and not raw[start:].strip(b"\0")
+            is_more = payload is not None or stop < len(raw) or _is_record_after(raw, start)
+            damaged = not is_unwritten and (is_more or (not start and _is_no_first(raw, stop)))
             reason = f"record at byte {start} is torn or damaged"
             break
         try:
