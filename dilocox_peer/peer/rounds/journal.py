@@ -195,6 +195,8 @@ class Journal:
         if isinstance(durable.appended, Certificates) and durable.appended.store is self.store:
             return self._become(durable, durable.appended)
         record = encode_record(durable)
+        if self._file.closed:
+            self._open()  # it could not be, when the log had been replaced
         try:
             rest = memoryview(record)
             while rest:
