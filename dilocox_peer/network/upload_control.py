@@ -5,7 +5,9 @@ What waits in the home's router is seen in the round trips of the packets of all
 than at least in the last minutes (as in LEDBAT, RFC 6817; the least of all connections that send counts, as what is slow beyond our line slows only some). While that is short the
 rate grows, slowly near what the line carries, so that it is found full now and then; when it is long, what arrived lately, if the rate
 was in use for a second, is what the line carries, and we go on with 0.8 of it. Those who receive may have been slower than our line (in a round
-all send and receive at once), so the most of three such measurements is taken for it in the end, and a rate below the part of it that two would have grows sooner. Where it stays long it is others who fill the line, and we give way further.
+all send and receive at once), so the most of three such measurements is taken for it in the end, and a rate below the part of it that two would have grows sooner. Where it stays long it is others who fill the line, and we give way further,
+down to a tenth of it. Where it is long even then the line may be another by now, ten times as slow (a telephone's in place of a cable): for a moment we go below that
+tenth. If the wait ends, what arrives then is what the line carries; else it is others, and the tenth is ours again.
 
 Several peers behind one line come to even parts: all are lowered by the same share at once, and grow with the square root of their
 rates, the smaller one by the greater share (binomial congestion control, Bansal and Balakrishnan, INFOCOM 2001: k = -1/2, l = 1). So that it is the same share, a small rate, whose
@@ -34,6 +36,9 @@ WINDOW_S, MEASURED_S = (
     0.4,
 )  # over which is told whether the rate is in use; over which what arrives of a full line is measured
 FARTHEST = 0.7  # of a rate, at one lowering
+DOUBTED_S = 5.0  # of long waits at LEAST_SHARE of a line: it may have become slower than that
+TELLING_BYTES_PER_S = 48_000.0  # down to which we go then: of less, no look tells how long it waits
+BELIEVED_S = 60.0  # before the next doubt, where going below it was no help
 HOLD_S = 0.4  # after a lowering, before the next: what waits has to drain
 FORGETS_BYTES = 16 * 1448  # in which a smoothed round trip, by an eighth a packet, has come down from what waited
 IN_USE = 0.8  # of the rate: less, and it is not the rate that limits us
@@ -75,6 +80,8 @@ class UploadControl:
         self._is_full = False  # waits are long since before the last lowering
         self._lowered_s = float("-inf")
         self._clean_s = 0.0  # in use, and waits short, since then
+        self._at_least_s = 0.0  # that waits have been long at the least rate; below 0: until that is counted again
+        self._is_doubted = False  # whether the line is what was measured
 
     def take(self, num_let_go: int, num_arrived: int, waiting_s: float | None, now_s: float) -> None:
         """num_let_go: bytes under this rate since the last look; num_arrived: that others acknowledged, over the line. waiting_s: how
@@ -92,9 +99,12 @@ class UploadControl:
         # A single long one may be a peer that acknowledges late.
         self.waiting_s = min(waiting_s or 0.0, LONG_S) if not self._was_long else waiting_s or 0.0
         if is_long and self._was_long:
+            self._doubt(seconds)
             self._lower(now_s)
         elif not is_long:
             self._is_full = False
+            if waiting_s is not None:
+                self._settle(seconds)
             if (waiting_s is None or waiting_s < SHORT_S) and self._is_in_use:
                 self._raise(seconds)
         self._was_long = is_long
@@ -117,6 +127,30 @@ class UploadControl:
                 break
         return arrived / seconds
 
+    def _doubt(self, seconds: float) -> None:
+        """Waits are long."""
+        if self._is_doubted and self.rate <= TELLING_BYTES_PER_S:  # less of ours was no help: others fill it
+            self._is_doubted, self._at_least_s = False, -BELIEVED_S
+            self.rate = self._least
+        elif not self._is_doubted and self.rate <= self._least:
+            self._at_least_s += seconds
+            self._is_doubted = self._at_least_s >= DOUBTED_S
+
+    def _settle(self, seconds: float) -> None:
+        """Waits are not long."""
+        if self._is_doubted:  # it was we who filled it
+            self._is_doubted, self._at_least_s = False, 0.0
+            self.line = self._carried()
+            self._carried_before.clear()
+            self._carried_before.append(self.line)
+        self._at_least_s = max(self._at_least_s - seconds, min(self._at_least_s, 0.0))
+
+    @property
+    def _least(self) -> float:
+        """A rate."""
+        least = max(LEAST_BYTES_PER_S, LEAST_SHARE * self.line)
+        return min(least, TELLING_BYTES_PER_S) if self._is_doubted else least
+
     def _lower(self, now_s: float) -> None:
         hold_s = HOLD_S + 2 * self.waiting_s
         if self._is_full:  # what is still long may be what waited before
@@ -131,7 +165,7 @@ class UploadControl:
             self.rate = min(self.rate, max(SHARE * carried, FARTHEST * self.rate))
         else:
             self.rate *= SHARE
-        self.rate = max(self.rate, LEAST_BYTES_PER_S, LEAST_SHARE * self.line)
+        self.rate = max(self.rate, self._least)
         self._lowered_s, self._clean_s, self._is_full = now_s, 0.0, True
 
     def _raise(self, seconds: float) -> None:

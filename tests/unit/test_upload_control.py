@@ -187,6 +187,27 @@ def test_a_line_that_has_become_slower_is_measured_again() -> None:
     assert line.waits(80.0, 120.0)[0] < LONG_S
 
 
+@pytest.mark.parametrize(("before", "after"), [(10.0, 1.0), (100.0, 10.0), (100.0, 5.0), (50.0, 1.0)])
+def test_a_line_that_has_become_ten_times_slower_and_more_is_measured_again(before: float, after: float) -> None:
+    """A tenth of what the line once carried filled the new one for good, and all on it waited behind a full buffer."""
+    line = HomeLine(before * MBIT)
+    line.run(40.0)
+    line.bytes_per_s = after * MBIT
+    line.run(100.0)
+    assert 0.8 < line.control.line / line.bytes_per_s < 1.05
+    assert line.waits(70.0, 100.0)[0] < 0.03
+    assert line.share(70.0, 100.0) > 0.7
+
+
+@pytest.mark.parametrize("mbit", [9.3, 12.0])
+def test_others_who_fill_the_line_for_minutes_are_not_taken_for_a_slower_one(mbit: float) -> None:
+    line = HomeLine(10 * MBIT, family=lambda at: mbit * MBIT if 30.0 < at < 330.0 else 0.0)
+    line.run(420.0)
+    assert min(line.share(at, at + 60.0) for at in (30.0, 90.0, 150.0, 210.0, 270.0)) > 0.05
+    assert line.share(360.0, 420.0) > 0.7
+    assert 0.8 < line.control.line / line.bytes_per_s < 1.05
+
+
 def test_one_late_acknowledgement_lowers_nothing_and_two_do() -> None:
     control = UploadControl()
     at = 0.0
