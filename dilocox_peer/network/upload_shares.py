@@ -14,7 +14,7 @@ ROUNDS_BESIDE = 3 / 7  # of the bytes of activations: they have 0.7 of a line th
 STATES_BESIDE = 0.1  # of the bytes of rounds
 RELAYED_BESIDE = 0.5  # of the bytes of rounds: others' rounds are among it, and wait for it
 MOST_BESIDE_BYTES = 256 * 1024  # no more is saved up, but for what goes beside a single body
-LOOK_S = 0.005  # the least wait
+LOOK_S, MOST_LOOK_S = 0.005, 0.25  # the least wait, and the longest: the rate may be another soon
 
 Upload = Literal["rounds", "states", "relayed"]
 
@@ -80,9 +80,9 @@ class UploadShares:
             gives_way = kind != "rounds" and self._num_waiting > 0
             if owed_s > 0 or gives_way:
                 if self._beside[kind] < num_bytes:
-                    return max(LOOK_S, owed_s)
+                    return max(LOOK_S, min(owed_s, MOST_LOOK_S))
                 if (wait_s := self._next_s[kind] - now_s) > 0:
-                    return max(LOOK_S, wait_s)
+                    return max(LOOK_S, min(wait_s, MOST_LOOK_S))
                 self._beside[kind] -= num_bytes
                 self._next_s[kind] = max(self._next_s[kind], now_s - BURST_S) + num_bytes / (SHARE[kind] * bucket.rate)
             bucket.reserve(num_bytes, now_s)

@@ -52,6 +52,32 @@ def test_each_asks_once_when_it_is_first_and_goes_when_its_time_has_come():
     assert limits.queue.opens_at == float("inf")
 
 
+def test_what_is_left_of_a_wait_goes_by_the_rate_of_now():
+    """At the rate that a peer begins with, 4 MB wait 32 s; after three of them the line was known to carry thirty times as much."""
+    rate: list[float | None] = [10.0]
+    queue = BodyQueue(lambda num_bytes: 8 * num_bytes / 10, lambda _: 5.0, answer_bytes=1, rate=lambda: rate[0])
+    queue.add(DOWN, grad(0), BODY)
+    queue.add(DOWN, grad(1), BODY)
+    queue.add(DOWN, step(2), BODY)
+    assert queue.take(0.0, LINKED) is None
+    assert queue.opens_at == 8.0
+    rate[0] = 60.0
+    assert queue.take(2.0, LINKED) is None
+    assert queue.opens_at == 3.0
+    assert queue.take(3.0, LINKED) is not None
+    assert queue.take(3.0, LINKED) is None
+    rate[0] = 30.0
+    assert queue.take(5.0, LINKED) is None
+    assert queue.opens_at == 17.0, "slower too"
+    rate[0] = None
+    assert queue.take(5.0, LINKED) is not None
+    rate[0] = 10.0
+    assert queue.take(6.0, LINKED) is None
+    rate[0] = None
+    assert queue.take(10.0, LINKED) is None, "its answer comes in as fast as before"
+    assert queue.take(11.0, LINKED) is not None
+
+
 def test_what_stays_at_home_waits_for_no_upload():
     limits = Limits()
     limits.add(step(0), grad(1))

@@ -120,3 +120,12 @@ def test_a_body_of_activations_is_let_go_as_it_is_paid_for() -> None:
     assert saved < 20_000, "what was saved up"
     assert went[1:6] == pytest.approx([saved + 50_000 * at for at in range(1, 6)])
     assert went[6:] == [300_000, 300_000]
+
+
+def test_who_waits_behind_activations_asks_again_soon() -> None:
+    """They owe 40 s at this rate, and a second at the one that the line turns out to carry."""
+    found = shares(100e3)
+    found.reserve(4_000_000, 0.0)
+    for _ in range(200):
+        wait_s = found.take(CHUNK, "states", 0.0)
+        assert 0.0 < wait_s < 0.5

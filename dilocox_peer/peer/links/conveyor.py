@@ -95,7 +95,7 @@ class Conveyor:
     ) -> None:
         """on_failure: the pipeline has ended for good, from its thread. pace, pace_in: for bodies that go out, and for those
         that we ask for, by a grant or by a body that is answered; called by several threads. rate: bytes a second that may go out by
-        now, for the kernel to keep to within a body; None: no limit. paces_home: pace and rate hold also for
+        now, for the kernel to keep to within a body, and for what waits; None: no limit. paces_home: pace and rate hold also for
         what stays in the network at home. admission: of a run that is not open. most_under_way: micro-batches whose values there
         is memory for at once.
         """
@@ -130,6 +130,7 @@ class Conveyor:
             body,
             pace=pace,
             pace_in=pace_in,
+            rate=rate,
             is_at_home=self._is_spared,
             admission=admission,
             listener=listener,

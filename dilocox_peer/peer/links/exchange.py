@@ -14,7 +14,7 @@ from dilocox_peer.errors import ProtocolError
 from dilocox_peer.events import Event, Listener
 from dilocox_peer.model.activations import BodyFormat, Bytes
 from dilocox_peer.peer.links.bench import Bench
-from dilocox_peer.peer.links.body_queue import BodyQueue
+from dilocox_peer.peer.links.body_queue import BodyQueue, Rate
 from dilocox_peer.peer.links.link_traffic import LinkTraffic
 from dilocox_peer.pipeline import contract
 from dilocox_peer.pipeline.likeness import Likeness
@@ -55,15 +55,16 @@ class Exchange:
         *,
         pace: Delay,
         pace_in: Delay,
+        rate: Rate = lambda: None,
         is_at_home: Callable[[PeerId], bool],
         admission: Admission | None,
         listener: Listener,
     ) -> None:
-        """pace, pace_in, admission: as Conveyor has them. is_at_home: whether what goes to a peer stays in the network at home, where pace does
+        """pace, pace_in, rate, admission: as Conveyor has them. is_at_home: whether what goes to a peer stays in the network at home, where pace does
         not hold."""
         self._bench = bench
         self._body = body
-        self._bodies = BodyQueue(pace, pace_in, answer_bytes=body.hidden_bytes)
+        self._bodies = BodyQueue(pace, pace_in, answer_bytes=body.hidden_bytes, rate=rate)
         self._is_at_home = is_at_home
         self._admission = admission
         self.banned: Collection[PeerId] = ()  # by the run's owner
