@@ -240,8 +240,8 @@ class _Astray:
     def reason(self) -> str:
         return self._planner.reason
 
-    def observe(self, certificate: Certificate) -> None:
-        self._planner.observe(certificate)
+    def observe(self, certificate: Certificate, bounds: PlanBounds | None = None) -> None:
+        self._planner.observe(certificate, bounds)
 
     def next(self, before: Plan) -> Plan:
         if not self._machine.has_turned:

@@ -653,7 +653,7 @@ class Restless:
         self._peer = peer
         self._bounds = bounds
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: Certificate, bounds: PlanBounds | None = None) -> None:
         """Whatever was certified, it does not settle."""
 
     def next(self, before: Plan) -> Plan:

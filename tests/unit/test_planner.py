@@ -24,6 +24,7 @@ from dilocox_peer.peer.rounds.chain import Place
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import MAX_QUANTITY, Certificate, Entry, Plan, Report
 from dilocox_peer.wire.declared import MAX_COUNT, replaced
+from dilocox_peer.wire.directives import Directive
 
 HEAD = Digest(b"h" * 32)
 
@@ -231,9 +232,9 @@ def test_a_planner_that_came_into_the_middle_of_a_chain_judges_after_a_while():
     certificates: list[Any] = []
     observe = run.planners[0].observe
 
-    def watched(certificate: Certificate) -> None:
+    def watched(certificate: Certificate, bounds: PlanBounds | None = None) -> None:
         certificates.append(certificate)
-        observe(certificate)
+        observe(certificate, bounds)
 
     run.planners[0].observe = watched  # type: ignore[method-assign]  # what it is shown, by the real one
     for number in range(1, SURE_AFTER + 12):
@@ -248,6 +249,55 @@ def test_a_planner_that_came_into_the_middle_of_a_chain_judges_after_a_while():
     assert planner.why_not(run.planners[0].next(run.place.plan), run.place.plan) is None
 
 
+def extended_run(chain: list[Certificate]) -> tuple[Run, JudgingPlanner]:
+    """Ten times as long as the manifest says, as its owner wants from round 10 on. On a slow link until round 60, then on a fast one."""
+    run = Run(manifest_with(rounds={"total": 40}), planners=1)
+    judge = JudgingPlanner(run.planners[0])
+    for number in range(1, 101):
+        if number == 10:
+            run.place = replace(run.place, directive=Directive(HEAD, 1, total_steps=400 * 32))
+        bounds = run.place.bounds(run.bounds)
+        report = exchange(run.plans[number], uplink_bps=2e5 if number < 60 else 1e9)
+        entries = [Entry(peer, 1, HEAD, 70_000, 32, b"", report) for peer in run.peers]
+        value = run.place.round_value(entries, run.peers, judge.next(run.place.plan, bounds))
+        assert run.place.why_not(value, 0, 16, run.bounds) is None
+        chain.append(Certificate(0, run.place.head, 0, 0, value, ()))
+        run.place = run.place.then(chain[-1])
+        run.plans[value.round + 2] = value.plan
+        judge.observe(chain[-1], run.place.bounds(run.bounds))
+    return run, judge
+
+
+def test_a_run_that_was_made_longer_is_planned_by_what_is_measured_past_its_first_end() -> None:
+    """Nothing was learned there: plans stayed as they were at that end, and who had been restarted since refused them."""
+    chain: list[Certificate] = []
+    run, judge = extended_run(chain)
+    assert run.plans[60].first_step > 40 * 32
+    assert run.plans[60].inner_steps > 32
+    assert run.place.plan.inner_steps < 32
+    bounds = run.place.bounds(run.bounds)
+    newcomer = JudgingPlanner(planner_of(run.manifest, layout_of(run.manifest, 0)))
+    for certificate in chain[-SURE_AFTER - 3 :]:
+        newcomer.observe(certificate, bounds)
+    assert newcomer.why_not(judge.next(run.place.plan, bounds), run.place.plan, bounds) is None
+    assert judge.why_not(newcomer.next(run.place.plan, bounds), run.place.plan, bounds) is None
+
+
+def test_a_round_that_was_cut_short_at_the_first_end_shortens_no_other() -> None:
+    run = Run(manifest_with(rounds={"total": 4, "inner_steps": 30, "min_inner_steps": 8}, adapt="link"), planners=1)
+    planner, place = run.planners[0], replace(run.place, plan=Plan("int2", 64, 30, 87))
+    bounds = replace(run.bounds, total_steps=100 * 30)
+    planned = []
+    for index in range(7):
+        plan = planner.next(place.plan) if not index else JudgingPlanner(planner).next(place.plan, bounds)
+        value = place.round_value([], run.peers, plan)
+        certificate = Certificate(0, place.head, 0, 0, value, ())
+        place = place.then(certificate)
+        planner.observe(certificate, bounds if index else run.bounds)
+        planned.append(plan.inner_steps)
+    assert planned == [3, 8, 16, 30, 30, 30, 30]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_planners_with_all_and_with_the_newest_certificates_are_within_a_step(seed):
     """Links that come and go, a chain of 400 rounds, and a restart after every 20: nobody refuses anybody."""
@@ -256,9 +306,9 @@ def test_planners_with_all_and_with_the_newest_certificates_are_within_a_step(se
     certificates: list[Any] = []
     observe = run.planners[0].observe
 
-    def watched(certificate: Certificate) -> None:
+    def watched(certificate: Certificate, bounds: PlanBounds | None = None) -> None:
         certificates.append(certificate)
-        observe(certificate)
+        observe(certificate, bounds)
 
     run.planners[0].observe = watched  # type: ignore[method-assign]  # what it is shown, by the real one
     uplink_bps = 1e6

@@ -53,18 +53,27 @@ class LinkPlanner:
         self._warmup = warmup
         self._continuity = Continuity()
         self._exchanges = _Exchanges()
+        self._planned: Plan | None = None  # by the newest certificate of a round
         self.reason = ""
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: Certificate, bounds: PlanBounds | None = None) -> None:
         value = certificate.value
         self._continuity.observe(certificate)
-        if value.kind == "round":
-            self._exchanges.certified(value.entries)
-        if value.kind != "round" or self._is_warming_up(value.plan.first_step) or self._bounds.is_last(value.plan):
+        until_now, self._bounds = self._bounds, bounds or self._bounds
+        if value.kind != "round":
+            return
+        self._exchanges.certified(value.entries)
+        before, self._planned = self._planned, value.plan
+        is_cut_short = until_now.is_last(value.plan) or self._bounds.is_last(value.plan)
+        if self._is_warming_up(value.plan.first_step) or is_cut_short:
             return
         planned = Setting(value.plan.codec, value.plan.rank, value.plan.inner_steps)
         wish = self._controller.setting
         wished = replaced(value.plan, codec=wish.codec, rank=wish.rank, inner_steps=wish.inner_steps)
+        if (
+            before is not None and before.end == value.plan.first_step
+        ):  # H doubles at most: after a short one it is not there yet
+            wished = self._bounds.after(before, codec=wish.codec, rank=wish.rank, inner_steps=wish.inner_steps)
         if not (self._continuity.is_sure and is_a_step(value.plan, wished)):
             self._controller.adopt(planned, value.round + PLANNED_AHEAD)
         copies = contributions_sent(len(value.entries), value.plan.codec, is_sliced=self._is_sliced)
@@ -125,7 +134,7 @@ class RankPlanner:
         self._continuity = Continuity()
         self.reason = ""
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: Certificate, bounds: PlanBounds | None = None) -> None:
         value = certificate.value
         self._continuity.observe(certificate)
         needed = told_by_most([entry.report.needed_rank for entry in value.entries])

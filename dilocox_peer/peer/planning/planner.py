@@ -25,8 +25,8 @@ class Planner(Protocol):
     reason: str  # why it last decided otherwise than before, "" if it never did
     is_exact: bool  # it learns nothing: whoever has the same plan before comes to the same plan
 
-    def observe(self, certificate: Certificate) -> None:
-        """The chain has grown by this certificate."""
+    def observe(self, certificate: Certificate, bounds: PlanBounds | None = None) -> None:
+        """The chain has grown by this certificate. bounds: as they are by now; None: as they were."""
 
     def next(self, before: Plan) -> Plan:
         """The plan after `before`, the plan of the next round."""
@@ -45,7 +45,7 @@ class FixedPlanner:
         self._bounds = bounds
         self._warmup = warmup
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: Certificate, bounds: PlanBounds | None = None) -> None:
         """Nothing is learned from it."""
 
     def next(self, before: Plan) -> Plan:
@@ -122,9 +122,10 @@ class JudgingPlanner:
     def reason(self) -> str:
         return self._planner.reason
 
-    def observe(self, certificate: Certificate) -> None:
+    def observe(self, certificate: Certificate, bounds: PlanBounds | None = None) -> None:
+        """bounds: as `next` has them."""
         self._continuity.observe(certificate)
-        self._planner.observe(certificate)
+        self._planner.observe(certificate, bounds)
 
     def next(self, before: Plan, bounds: PlanBounds | None = None) -> Plan:
         """bounds: as they are by now, where they may be others than the planner's own: the run's owner may have made it longer."""

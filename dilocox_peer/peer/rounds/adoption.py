@@ -299,16 +299,20 @@ class Adoption:
         if self._chain.height:
             return []
         self._chain.become(founded)
-        for certificate in self._chain.certificates[-PLANNED_FROM:]:
-            self._owner.planner.observe(certificate)
+        self._show_planner(self._chain.certificates)
         self.anchor.leave_behind()
         return [Persist(Durable(0, self._chain.as_it_is(), self._first_votes())), *self._arrive(())]
 
     def _append(self, certificates: Sequence[Certificate]) -> None:
         for certificate in certificates:
             self._chain.append(certificate)
+        self._show_planner(certificates)
+
+    def _show_planner(self, certificates: Sequence[Certificate]) -> None:
+        """The newest of them, which the chain ends with."""
+        bounds = self._chain.place.bounds(self._owner.plans)
         for certificate in certificates[-PLANNED_FROM:]:
-            self._owner.planner.observe(certificate)
+            self._owner.planner.observe(certificate, bounds)
 
     def _voted_above(self, ancestor: int) -> tuple[Digest, ...]:
         """Heads that are about to be left for another branch at which we may have voted: the place where the branches part, those above it, and

@@ -130,7 +130,7 @@ class RoundMachine:
         start = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats, authority, slices)
         self._chain = self.history = chain or Chain(start, durable.appended if durable is not None else ())
         for certificate in self._chain.certificates[-PLANNED_FROM:]:
-            judge.observe(certificate)
+            judge.observe(certificate, self._chain.place.bounds(plans))
         self.schedule = Schedule(self._chain, plans, plan)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
