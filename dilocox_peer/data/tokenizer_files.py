@@ -86,7 +86,8 @@ def bounds_beside(path: Path, content: bytes) -> tuple[str, str]:
     """
     folder = path if path.is_dir() else path.parent
     config = _small_json(folder / "tokenizer_config.json")
-    known = {str(each.get("content")) for each in _part(content.decode(errors="replace"), "added_tokens") or ()}
+    listed = _part(content.decode(errors="replace"), "added_tokens")  # by a file that nobody has looked at yet
+    known = {_content(each) for each in listed} - {""} if isinstance(listed, list) else set()
     eos = next((each for each in (_content(config.get("eos_token")), *_ENDS) if each in known), "")
     bos = _content(config.get("bos_token"))
     adds_bos = config.get("add_bos_token", None)

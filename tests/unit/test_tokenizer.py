@@ -217,6 +217,15 @@ def test_a_text_that_a_tokenizer_has_no_tokens_for_is_one_line():
         tokenizer.encode_marked([(b"other", ((0, 5),))])
 
 
+@pytest.mark.parametrize("listed", [5, ["a"], [None, []], {"a": 1}, [{"id": 0}]])
+def test_added_tokens_that_are_none_break_nothing_before_the_file_is_refused(tmp_path, listed):
+    """`tokenize` and `init` ask what stands around documents before the library has seen the file."""
+    content = json.dumps({"added_tokens": listed, "model": {}}).encode()
+    assert bounds_beside(tmp_path / "tokenizer.json", content) == ("", "")
+    with pytest.raises(ConfigError, match=r"is no tokenizer\.json"):
+        JsonTokenizer(content)
+
+
 def test_a_deeply_nested_file_is_refused_in_one_line(tmp_path):
     content = b'{"added_tokens":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
     assert bounds_beside(tmp_path / "tokenizer.json", content) == ("", "")
