@@ -6,6 +6,7 @@ import json
 import os
 import random
 import struct
+import time
 from typing import Any
 
 import pyarrow
@@ -251,6 +252,17 @@ def test_long_documents_are_cut_at_lines_alike(tmp_path):
     assert all(0 < len(piece) <= 1000 for piece in pieces[0])
     assert sum(piece.endswith("\n") for piece in pieces[0]) == len(pieces[0]) - 3
     assert pieces[0][0].endswith("text\n")
+
+
+def test_a_document_of_a_table_is_cut_in_time_that_grows_with_it_alone(tmp_path):
+    """Of one of 256 MB what was left was copied for each MB of it: 38 s, and four times that for twice as much."""
+    path = tmp_path / "long.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a line of text\n" * 800_000]}), path)
+    began = time.process_time()
+    pieces = [each.data for each in documents_of([path], Reading(cut_bytes=1000))]
+    assert time.process_time() - began < 3.0
+    assert sum(map(len, pieces)) == 12_000_000
+    assert all(piece.tobytes().endswith(b"text\n") for piece in pieces)
 
 
 @pytest.mark.parametrize("first", [b"R", b""])
