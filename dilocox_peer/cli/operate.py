@@ -31,6 +31,7 @@ from dilocox_peer.invitation import Invitation, format_invitation, parse_invitat
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import NotRunning, ask, follow, is_answered, socket_path
 from dilocox_peer.peer.planning.plan import adapts_inner_steps
+from dilocox_peer.peer.planning.told import quarter
 from dilocox_peer.peer.rates import upload_words
 from dilocox_peer.peer.status import Status, printable, stage_words
 from dilocox_peer.plain_json import plain_json
@@ -53,6 +54,7 @@ SEEN_FROM_OUTSIDE = (
 )
 NO_COSTS = {"memory_bytes": None}
 LEAST_MBIT_S = 0.01  # that a share of is told
+MOST_AHEAD = 2  # rounds of a peer before those that are certified; one more came with what was read meanwhile
 MAX_NAMED = 8  # of those doubted, and of those refused: the newest
 
 
@@ -338,9 +340,8 @@ def run_status(manifest: Manifest, seen: Sequence[SeenPeer]) -> Status:
 def run_summary(manifest: Manifest, seen: Sequence[SeenPeer], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The JSON of `status LINK --json`. known: the run as its page has it, where it could be read."""
     status = run_status(manifest, seen)
-    rounds = [peer.round for peer in seen]
     now: Mapping[str, Any] = {} if known is None else known["now"]
-    total, newest = now.get("total_rounds") or manifest.rounds.total, max([now.get("round", 0), *rounds])
+    total, newest = now.get("total_rounds") or manifest.rounds.total, _newest_round(seen, now.get("round"))
     costs = {} if known is None else {each["stage"]: each["costs"] for each in known["stages"]}
     return {
         "run": manifest.run_id,
@@ -368,6 +369,14 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer], known: Mapping[str
             for stage in range(manifest.stages.count)
         ],
     }
+
+
+def _newest_round(seen: Sequence[SeenPeer], certified: int | None) -> int:
+    """What announcements say of it is anybody's word: no more than a peer can be ahead of what is certified, where that is known; else what a quarter
+    of them say moves nothing."""
+    told = sorted((peer.round for peer in seen), reverse=True)
+    newest = told[quarter(len(told))] if told else 0
+    return newest if certified is None else max(certified, min(newest, certified + MOST_AHEAD))
 
 
 def run_lines(manifest: Manifest, summary: Mapping[str, Any], link: str = "LINK") -> list[str]:

@@ -1,6 +1,7 @@
 """What `status` and `pause` say of a peer, and to it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,18 @@ def test_a_run_from_outside_shows_its_loss_and_the_time_left_where_it_can_be_rea
     assert len(costs) == manifest.stages.count
     assert all(line.endswith(" down a day") for line in costs)
     assert unread[1:] == [line for line in lines[3:] if line not in costs]
+
+
+def test_one_announcement_does_not_say_which_round_a_run_is_at() -> None:
+    """One of five said a thousand million, and `status LINK` did so."""
+    manifest = simulated_manifest(200, 2)
+    seen = [SeenPeer(PeerId(f"peer{index}"), 0, 1.0, 8 if index else 10**9, "direct") for index in range(5)]
+    assert run_summary(manifest, seen)["round"] == 8
+    known: dict[str, Any] = {"now": {"round": 7}, "stages": []}
+    assert run_summary(manifest, seen, known)["round"] == 8
+    assert run_summary(manifest, seen[:1], known)["round"] == 9
+    assert run_summary(manifest, [], known)["round"] == 7
+    assert run_summary(manifest, [])["round"] == 0
 
 
 def test_a_command_to_a_peer_with_a_name_of_its_own_has_the_name(tmp_path):
