@@ -17,7 +17,7 @@ from dilocox_peer.cli.home import owner_key_path, tokenizers_folder
 from dilocox_peer.complaints import first_error
 from dilocox_peer.config import PUBLISHED_PRESETS, defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, not_written
 from dilocox_peer.files import replace_file
 from dilocox_peer.manifest import (
     BYTES,
@@ -223,7 +223,7 @@ def write_whole(path: Path, content: bytes) -> None:
         else:
             replace_file(path, [content])
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+        raise not_written(f"{path} cannot be written", error) from None
 
 
 def check_writable(path: Path, flag: str) -> None:

@@ -13,7 +13,7 @@ from dilocox_peer.errors import ConfigError
 
 
 def run_tokenize(flags: TokenizeFlags) -> None:
-    """Raises ConfigError; what was done until then stays and is gone on with."""
+    """Raises ConfigError, DiskTakesNothing; what was done until then stays and is gone on with."""
     from dilocox_peer.data.chat import read_template
     from dilocox_peer.data.shards import sizes_of
     from dilocox_peer.data.sources import files_of

@@ -25,7 +25,7 @@ from dilocox_peer.data.shards import write_shard
 from dilocox_peer.data.sources import CUT_BYTES, Document, LeftOut, Reading, documents_of, files_of
 from dilocox_peer.data.split import hash_fraction
 from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, FILE_NAME, Counts, Ids, JsonTokenizer, Tokenizer, bounded
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, DiskTakesNothing, disk_remedy
 from dilocox_peer.files import replace_file, replace_together, sweep_parts
 
 SHARD_TOKENS = 8 << 20
@@ -90,7 +90,7 @@ def make_shards(
     """Writes shards and catalogue into order.out. force: begin anew where something else was begun, or done: what was done before stays whole until
     the new catalogue is there.
 
-    Raises ConfigError; what was done until then stays and is gone on with.
+    Raises ConfigError, DiskTakesNothing; what was done until then stays and is gone on with.
     """
     out = order.out.resolve()
     for path in order.paths:
@@ -108,7 +108,8 @@ def make_shards(
             remedy = "mend it, or pass another --out"
         else:
             remedy = "mend it and call this again"
-        raise ConfigError(f"{where}: {(error.strerror or str(error)).lower()}; {remedy}") from None
+        kind = DiskTakesNothing if disk_remedy(error) else ConfigError
+        raise kind(f"{where}: {(error.strerror or str(error)).lower()}; {remedy}") from None
     finally:
         for folder in missing:  # what came to nothing leaves none
             with suppress(OSError):

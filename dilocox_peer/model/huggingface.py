@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from dilocox_peer.complaints import first_error
-from dilocox_peer.errors import ConfigError, StateCorrupt
+from dilocox_peer.errors import ConfigError, StateCorrupt, not_written
 from dilocox_peer.manifest import NUM_BYTES, DataSection, ModelSection, PublishedSection
 from dilocox_peer.model.adapters import PEFT_FILES
 from dilocox_peer.model.weights import CONFIG, INDEX, SMALL_FILES, WEIGHTS, Precision
@@ -214,7 +214,7 @@ def write_folder(
     beside: Mapping[str, bytes] | None = None,
     precision: Precision | None = None,
 ) -> int:
-    """Writes the export and returns its bytes. Whole or not at all; Raises ConfigError, and what was there stays. Of a run of adapters
+    """Writes the export and returns its bytes. Whole or not at all; Raises ConfigError, DiskTakesNothing, and what was there stays. Of a run of adapters
     these alone: what they come to with the weights beside them is another model (merging.py).
 
     tokenizer: None for a run of bytes. Of a published model, beside: the source's small files by name; precision: of the weights, None: the source's.
@@ -246,9 +246,17 @@ def write_folder(
             shutil.rmtree(work, ignore_errors=True)
             if held is not None:
                 os.close(held)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    except (OSError, SafetensorError) as error:
+        raise not_written(f"{folder} cannot be written", _as_oserror(error), "pass another --out") from None
     return size_bytes
+
+
+def _as_oserror(error: Exception) -> OSError:
+    """The library of safetensors tells what the system said in words alone."""
+    if isinstance(error, OSError):
+        return error
+    found = re.search(r"os error (\d+)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
 
 
 def _held(work: Path) -> int | None:

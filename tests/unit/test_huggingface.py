@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from dilocox_peer.errors import ConfigError, StateCorrupt
+from dilocox_peer.errors import ConfigError, DiskTakesNothing, StateCorrupt
 from dilocox_peer.manifest import DataSection, ModelSection
 from dilocox_peer.model.architecture import LayerRange
 from dilocox_peer.model.huggingface import (
@@ -126,6 +127,27 @@ def test_an_export_is_replaced_with_force_only(tmp_path):
     write_folder(target, whole_model(2), force=True)
     assert (target / "model.safetensors").read_bytes() != before
     assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        ("Error while serializing: I/O error: No space left on device (os error 28)", DiskTakesNothing, "No space left on device"),
+        ("Error while serializing: I/O error: Permission denied (os error 13)", ConfigError, "Permission denied; pass another --out"),
+        ("Error while serializing: something else", ConfigError, "something else"),
+    ],
+)  # fmt: skip
+def test_what_the_library_says_of_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, said, kind, words):
+    """Its error is no OSError, and `export` ended with a traceback."""
+
+    def full(*_):
+        raise SafetensorError(said)
+
+    monkeypatch.setattr("dilocox_peer.model.huggingface.save_file", full)
+    with pytest.raises(kind, match=f"model cannot be written: .*{words}") as raised:
+        write_folder(tmp_path / "model", whole_model())
+    assert type(raised.value) is kind
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others exchange no folders at one stroke")

@@ -33,7 +33,7 @@ from dilocox_peer.data.shards import ShardFolders, held_out_of
 from dilocox_peer.data.sources import documents_of
 from dilocox_peer.data.tokenizer import ByteTokenizer, JsonTokenizer
 from dilocox_peer.data.tokenizing import PROGRESS_FILE, Order, make_shards
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, DiskTakesNothing
 from tests.tokenizers_made import EOS, bpe_file
 
 TEXTS = [f"document {number}: " + "the value of the argument\n" * (1 + number % 90) for number in range(300)]
@@ -300,10 +300,10 @@ def test_too_few_documents_and_a_full_disk_are_told_in_one_line(tmp_path, source
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigError, match="no space left on device; what is done stays in"):
+    with pytest.raises(DiskTakesNothing, match="no space left on device; what is done stays in"):
         made(source, tmp_path / "out")
     assert (tmp_path / "out" / PROGRESS_FILE).exists()
-    with pytest.raises(ConfigError, match="no space left on device; mend it, or pass another --out"):
+    with pytest.raises(DiskTakesNothing, match="no space left on device; mend it, or pass another --out"):
         made(source, tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()
 
@@ -327,7 +327,7 @@ def test_a_new_work_that_fails_leaves_what_was_there(tmp_path, source, monkeypat
     with monkeypatch.context() as patch:
         if ends == "full disk":
             patch.setattr("dilocox_peer.data.tokenizing.write_shard", full)
-        with pytest.raises(Interrupted if ends == "interrupted" else ConfigError):
+        with pytest.raises({"interrupted": Interrupted, "full disk": DiskTakesNothing}.get(ends, ConfigError)):
             make_shards(again, refused=pytest.fail, force=True, progress=interrupt)
     assert before.items() <= contents(out).items()
     if ends != "interrupted":
@@ -358,7 +358,7 @@ def test_a_disk_that_is_full_at_any_file_leaves_a_catalogue_with_its_own_tokeniz
         patch.setattr(os, "fsync", full)
         try:
             make_shards(anew, refused=pytest.fail, force=True)
-        except ConfigError:
+        except DiskTakesNothing:
             assert not list(out.glob(".part-*"))
         else:
             assert left > 0
