@@ -130,9 +130,9 @@ def run_bootstrap(flags: BootstrapFlags) -> None:
     listener = event_printer(as_json=flags.log.is_json)
     with Identity.open(flags.peer_home.identity_path) as identity:
         with interruptible():  # not in the loop, where hivemind's import would keep Ctrl-C waiting
-            from dilocox_peer.network.daemon import quiet_hivemind
+            from dilocox_peer.network.hivemind_parts import load_hivemind
 
-            quiet_hivemind()
+            load_hivemind()
 
         async def work(stop: Stop) -> None:
             await serve_runs(manifests, owner_keys, identity, flags, listener, stop)

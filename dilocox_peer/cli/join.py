@@ -120,10 +120,10 @@ def run_join(flags: JoinFlags) -> None:
         # where hivemind's would keep Ctrl-C waiting.
         with interruptible():
             StartUp(StartupStep.LOADING, observer)
-            from dilocox_peer.network.daemon import quiet_hivemind
+            from dilocox_peer.network.hivemind_parts import load_hivemind
             from dilocox_peer.peer.session import Session
 
-            quiet_hivemind()
+            load_hivemind()
             choices, uncompiled = _compiled_or_not(_on_cards(choices))
 
         settings = SessionSettings(

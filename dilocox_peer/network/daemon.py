@@ -1,14 +1,12 @@
 """hivemind's go-libp2p daemon: started, mended where hivemind's bindings hang or leak, watched, called, and stopped.
 
-The only place beside the directory that imports hivemind, and only inside functions: that pulls in torch. What surrounds the
-process without hivemind is p2pd.py; what calls and streams mean is decided elsewhere.
+The only place beside the directory that uses hivemind, and only inside functions: loading it (hivemind_parts.py) pulls in torch. What surrounds
+the process without hivemind is p2pd.py; what calls and streams mean is decided elsewhere.
 """
 
 import asyncio
-import logging
 import os
 import signal
-import warnings
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dilocox_peer.errors import ConfigError, LackedForNow, PeerUnavailable, RunUnreachable, not_started
 from dilocox_peer.invitation import Address, parse_multiaddr
 from dilocox_peer.network.bulk import PeerGone, PeerRefusing, PeerSilent, RequestRefused, TransportDown
+from dilocox_peer.network.hivemind_parts import load_hivemind
 from dilocox_peer.network.p2pd import (
     RELAY_FLAGS,
     FairReader,
@@ -379,20 +378,10 @@ async def mend_bindings(p2p: "P2P") -> None:
     await asyncio.wait(before)
 
 
-def quiet_hivemind() -> None:
-    """Imports hivemind, which takes seconds, without its prints, log handler and warnings. Every use of it begins here."""
-    warnings.filterwarnings("ignore", module=r"hivemind(\.|$)")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from hivemind.utils.logging import use_hivemind_log_handler
-    use_hivemind_log_handler("nowhere")
-    logging.getLogger("hivemind").setLevel(logging.CRITICAL)
-
-
 def daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) -> type["P2P"]:
     """hivemind's P2P with sockets in socket_dir, p2pd started by launch_command, its lines kept in output, and every
     instance put into `started` at once: create() does not stop its p2pd when it fails or is cancelled."""
-    quiet_hivemind()
+    load_hivemind()
     from hivemind.p2p import P2P
 
     class QuietP2P(P2P):  # type: ignore[misc, unused-ignore]

@@ -77,7 +77,7 @@ def test_the_folders_of_a_peer_import_downwards_too(path: Path):
 @pytest.mark.parametrize(
     ("library", "doors"),
     [
-        ("hivemind", {"dht/directory.py", "network/daemon.py"}),
+        ("hivemind", {"dht/directory.py", "network/daemon.py", "network/hivemind_parts.py"}),
         ("libp2p", {"network/link_host.py", "network/whisper.py"}),
     ],
 )
@@ -113,6 +113,21 @@ def test_help_loads_neither_torch_nor_hivemind():
         "except SystemExit: pass\n"
         "heavy = {'torch', 'hivemind', 'numpy', 'libp2p', 'trio'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_of_hivemind_its_network_alone_is_loaded():
+    """Its averaging and optimizers bring scipy: more than half a second of processor and 50 MB in each process."""
+    script = (
+        "import sys\n"
+        "from dilocox_peer.network.hivemind_parts import load_hivemind\n"
+        "load_hivemind()\n"
+        "from hivemind.dht import DHTNode\n"
+        "from hivemind.p2p import P2P\n"
+        "unused = {'scipy', 'hivemind.averaging', 'hivemind.moe', 'hivemind.optim'} & set(sys.modules)\n"
+        "assert not unused, unused\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
