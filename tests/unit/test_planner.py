@@ -19,8 +19,8 @@ from dilocox_peer.peer.planning.plan import PlanBounds, first_plan, plan_bounds
 from dilocox_peer.peer.planning.planner import SURE_AFTER, FixedPlanner, JudgingPlanner, Warmup
 from dilocox_peer.peer.planning.timetable import Timetable
 from dilocox_peer.peer.planning.worked import Worked
-from dilocox_peer.peer.rounds.adoption import PLANNED_FROM
-from dilocox_peer.peer.rounds.chain import Place
+from dilocox_peer.peer.rounds.adoption import PLANNED_FROM, show_newest
+from dilocox_peer.peer.rounds.chain import Chain, Place
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import MAX_QUANTITY, Certificate, Entry, Plan, Report
 from dilocox_peer.wire.declared import MAX_COUNT, replaced
@@ -281,6 +281,39 @@ def test_a_run_that_was_made_longer_is_planned_by_what_is_measured_past_its_firs
         newcomer.observe(certificate, bounds)
     assert newcomer.why_not(judge.next(run.place.plan, bounds), run.place.plan, bounds) is None
     assert judge.why_not(newcomer.next(run.place.plan, bounds), run.place.plan, bounds) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_is_restarted_after_ends_that_were_moved_wishes_what_the_others_wish(seed: int) -> None:
+    """Twice the run's last round is planned, and cut short, before its owner makes the run longer. Whoever was shown all that by the length of
+    now took the short rounds for wishes, and those with one another's plans refused them."""
+    rng = random.Random(seed)
+    run = Run(manifest_with(rounds={"total": 40}), planners=1)
+    judge, chain, bounds = JudgingPlanner(run.planners[0]), Chain(run.place), run.bounds
+    uplink_bps, number, directives = 2e5, 0, 0
+    while not bounds.is_last(run.plans[number + 1]):
+        number += 1
+        uplink_bps = 10 ** rng.uniform(5.0, 7.5) if rng.random() < 0.1 else uplink_bps
+        directive = None
+        if bounds.is_last(run.place.plan) and directives < 2:
+            directives += 1
+            directive = Directive(HEAD, directives, total_steps=(40 + 60 * directives) * 32)
+        entries = [
+            Entry(peer, 1, HEAD, 70_000, 32, b"", exchange(run.plans[number], uplink_bps=uplink_bps))
+            for peer in run.peers
+        ]
+        value = run.place.round_value(entries, run.peers, judge.next(run.place.plan, bounds), directive)
+        assert bounds.why_not(value.plan, run.place.plan) is None
+        chain.append(Certificate(0, run.place.head, 0, 0, value, ()))
+        run.place = chain.place
+        bounds = run.place.bounds(run.bounds)
+        run.plans[value.round + 2] = value.plan
+        show_newest(judge, chain, run.bounds, 1)
+        if number % 3 == 0:
+            restarted = JudgingPlanner(planner_of(run.manifest, layout_of(run.manifest, 0)))
+            show_newest(restarted, chain, run.bounds)
+            assert restarted.next(run.place.plan, bounds) == judge.next(run.place.plan, bounds)
+    assert directives == 2
 
 
 def test_a_round_that_was_cut_short_at_the_first_end_shortens_no_other() -> None:

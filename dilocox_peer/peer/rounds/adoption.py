@@ -12,6 +12,8 @@ from typing import Literal
 
 from dilocox_peer.contract import Note
 from dilocox_peer.events import BranchSwitched, RoundVouched, ViewChanged
+from dilocox_peer.peer.planning.plan import PlanBounds
+from dilocox_peer.peer.planning.planner import JudgingPlanner
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.chain import Chain, Suffix
 from dilocox_peer.peer.rounds.contract import Action, Apply, ForgetBlobs, Persist, Send
@@ -38,6 +40,16 @@ from dilocox_peer.wire.rounds import Heartbeat
 
 PLANNED_FROM = 256  # newest certificates that a planner is shown when many come at once
 Wait = Literal["owner", "state", "end"]
+
+
+def show_newest(planner: JudgingPlanner, chain: Chain, plans: PlanBounds, most: int = PLANNED_FROM) -> None:
+    """The chain's newest certificates, each with the bounds as they were by it: the run's owner may have made it longer since, and whoever sees
+    them now is to come to what those came to who saw each in its time. plans: as the manifest bounds them."""
+    newest = chain.certificates[max(chain.height - min(most, PLANNED_FROM), 0) :]
+    place = chain.place_at(chain.height - len(newest))
+    for certificate in newest:
+        place = place.then(certificate)
+        planner.observe(certificate, place.bounds(plans))
 
 
 class Adoption:
@@ -299,20 +311,14 @@ class Adoption:
         if self._chain.height:
             return []
         self._chain.become(founded)
-        self._show_planner(self._chain.certificates)
+        show_newest(self._owner.planner, self._chain, self._owner.plans)
         self.anchor.leave_behind()
         return [Persist(Durable(0, self._chain.as_it_is(), self._first_votes())), *self._arrive(())]
 
     def _append(self, certificates: Sequence[Certificate]) -> None:
         for certificate in certificates:
             self._chain.append(certificate)
-        self._show_planner(certificates)
-
-    def _show_planner(self, certificates: Sequence[Certificate]) -> None:
-        """The newest of them, which the chain ends with."""
-        bounds = self._chain.place.bounds(self._owner.plans)
-        for certificate in certificates[-PLANNED_FROM:]:
-            self._owner.planner.observe(certificate, bounds)
+        show_newest(self._owner.planner, self._chain, self._owner.plans, len(certificates))
 
     def _voted_above(self, ancestor: int) -> tuple[Digest, ...]:
         """Heads that are about to be left for another branch at which we may have voted: the place where the branches part, those above it, and

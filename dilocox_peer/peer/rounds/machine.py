@@ -31,7 +31,7 @@ from dilocox_peer.contract import Leaving, Note, Tick
 from dilocox_peer.events import EquivocationProved, MessageRefused
 from dilocox_peer.peer.planning.plan import ANY_PLAN, PlanBounds
 from dilocox_peer.peer.planning.planner import FixedPlanner, JudgingPlanner, Planner
-from dilocox_peer.peer.rounds.adoption import PLANNED_FROM, Adoption, Wait
+from dilocox_peer.peer.rounds.adoption import Adoption, Wait, show_newest
 from dilocox_peer.peer.rounds.anchorage import Anchorage
 from dilocox_peer.peer.rounds.chain import Chain, Place, Verifier
 from dilocox_peer.peer.rounds.conduct import Conduct
@@ -129,8 +129,7 @@ class RoundMachine:
         )  # fmt: skip
         start = Place.genesis(stage, genesis, FixedPlanner(plans).next(plan), run_owner, seats, authority, slices)
         self._chain = self.history = chain or Chain(start, durable.appended if durable is not None else ())
-        for certificate in self._chain.certificates[-PLANNED_FROM:]:
-            judge.observe(certificate, self._chain.place.bounds(plans))
+        show_newest(judge, self._chain, plans)
         self.schedule = Schedule(self._chain, plans, plan)
         self._members = Members(me, timing)
         self._holdings = Holdings(timing)
