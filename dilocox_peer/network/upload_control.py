@@ -7,7 +7,7 @@ rate grows, slowly near what the line carries, so that it is found full now and 
 was in use for a second, is what the line carries, and we go on with 0.8 of it. Those who receive may have been slower than our line (in a round
 all send and receive at once), so the most of three such measurements is taken for it in the end, and a rate below the part of it that two would have grows sooner. Where it stays long it is others who fill the line, and we give way further,
 down to a tenth of it. Where it is long even then the line may be another by now, ten times as slow (a telephone's in place of a cable): for a moment we go below that
-tenth. If the wait ends, what arrives then is what the line carries; else it is others, and the tenth is ours again.
+tenth. If the wait ends, the line is measured anew when it is full the next time, and that alone counts; else it is others, and the tenth is ours again.
 
 Several peers behind one line come to even parts: all are lowered by the same share at once, and grow with the square root of their
 rates, the smaller one by the greater share (binomial congestion control, Bansal and Balakrishnan, INFOCOM 2001: k = -1/2, l = 1). So that it is the same share, a small rate, whose
@@ -72,6 +72,7 @@ class UploadControl:
     def __init__(self) -> None:
         self.rate = START_BYTES_PER_S
         self.line = 0.0
+        self._least_of = 0.0  # what the line carries, for the least rate: less than line, where that is in doubt
         self.waiting_s = 0.0
         self._looks: deque[_Look] = deque()
         self._carried_before: deque[float] = deque(maxlen=MEASUREMENTS)  # when the line was full
@@ -129,6 +130,8 @@ class UploadControl:
 
     def _doubt(self, seconds: float) -> None:
         """Waits are long."""
+        if not self._is_in_use:  # what we send does not fill it
+            return
         if self._is_doubted and self.rate <= TELLING_BYTES_PER_S:  # less of ours was no help: others fill it
             self._is_doubted, self._at_least_s = False, -BELIEVED_S
             self.rate = self._least
@@ -138,17 +141,18 @@ class UploadControl:
 
     def _settle(self, seconds: float) -> None:
         """Waits are not long."""
-        if self._is_doubted:  # it was we who filled it
+        if (
+            self._is_doubted
+        ):  # it was we who filled it, or others end by chance: what the line is says the next time that we fill it
             self._is_doubted, self._at_least_s = False, 0.0
-            self.line = self._carried()
+            self._least_of = self._carried()
             self._carried_before.clear()
-            self._carried_before.append(self.line)
         self._at_least_s = max(self._at_least_s - seconds, min(self._at_least_s, 0.0))
 
     @property
     def _least(self) -> float:
         """A rate."""
-        least = max(LEAST_BYTES_PER_S, LEAST_SHARE * self.line)
+        least = max(LEAST_BYTES_PER_S, LEAST_SHARE * self._least_of)
         return min(least, TELLING_BYTES_PER_S) if self._is_doubted else least
 
     def _lower(self, now_s: float) -> None:
@@ -161,7 +165,7 @@ class UploadControl:
         is_known = self._looked_s >= WINDOW_S and self._is_in_use  # what has arrived says how much the line carries
         if not self._is_full and is_known and carried >= IN_USE * SHARE * self.rate:  # it is we who fill it
             self._carried_before.append(carried)
-            self.line = max(self._carried_before)
+            self.line = self._least_of = max(self._carried_before)
             self.rate = min(self.rate, max(SHARE * carried, FARTHEST * self.rate))
         else:
             self.rate *= SHARE

@@ -208,6 +208,19 @@ def test_others_who_fill_the_line_for_minutes_are_not_taken_for_a_slower_one(mbi
     assert 0.8 < line.control.line / line.bytes_per_s < 1.05
 
 
+@pytest.mark.parametrize("wanted", [0.3 * MBIT, float("inf")])
+@pytest.mark.parametrize("ends", [45.5, 47.0, 48.5])
+def test_others_who_end_while_the_line_is_in_doubt_do_not_make_it_a_slow_one(wanted: float, ends: float) -> None:
+    """What arrived in that moment was told as what the line carries, a fiftieth of it, until it was full again: for good, where little is sent."""
+    line = HomeLine(
+        10 * MBIT,
+        family=lambda at: 15 * MBIT if 30.0 < at < ends else 0.0,
+        wanted=lambda at: wanted if at > 30.0 else float("inf"),
+    )
+    line.run(ends + 10.0)
+    assert 0.8 < line.control.line / line.bytes_per_s < 1.05
+
+
 def test_one_late_acknowledgement_lowers_nothing_and_two_do() -> None:
     control = UploadControl()
     at = 0.0
