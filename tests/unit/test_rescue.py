@@ -193,3 +193,39 @@ async def test_who_claims_the_most_and_lets_a_byte_come_now_and_then_keeps_nobod
     assert found.backup is not None
     assert found.backup.state == stage.states[6]
     assert asked == [8, 6]
+
+
+async def test_an_honest_keeper_is_not_left_for_a_moment_in_which_little_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the newest state, which would take more than half of the time that there is. What came of it before was looked at for longer than
+    its pace is measured, and it comes more slowly than needed at first: all would have gone on from an older one."""
+    stage, keeper, asked = CertifiedStage().rounds(9), PeerId("keeper"), list[int]()
+    say(monkeypatch, {BOOTSTRAP: 6, keeper: 8})
+
+    async def chain(_transport: object, _peer: PeerId, annals: Annals, _timeout_s: float) -> None:
+        annals.take(stage.certificates)
+
+    async def state(
+        _transport: object, _donors: object, agreed: Agreed, *, copying: Copying, **_: object
+    ) -> AnchorState:
+        asked.append(agreed.round)
+        pulling = SimpleNamespace(share=0.0)
+        await asyncio.sleep(0.3)
+        copying.began(cast("Pull", pulling))
+        for _step in range(24):
+            await asyncio.sleep(0.02)
+            pulling.share += 0.02 / 20 * 0.9
+        return stage.states[agreed.round]
+
+    monkeypatch.setattr(restore_module, "fetch_chain", chain)
+    monkeypatch.setattr(restore_module, "fetch_state", state)
+    monkeypatch.setattr(restore_module, "PACE_S", 0.2)
+    monkeypatch.setattr(restore_module, "RESTORE_TIMEOUT_S", 20.0)
+    found = await find_backup(
+        MANIFEST, STAGE, backup_store(tmp_path, MANIFEST, STAGE), Own((), None, Shelf(tmp_path / "contributions")),
+        endpoint=ENDPOINT, directory=directory_of(keepers=[keeper, BOOTSTRAP]), listener=lambda _event: None,
+    )  # fmt: skip
+    assert found.backup is not None
+    assert found.backup.state == stage.states[8]
+    assert asked == [8]

@@ -75,10 +75,11 @@ async def fetch_digest(transport: Transport, peer: PeerId, head: Digest, timeout
 
 
 class Copying:
-    """A fetch of a state as others see it while it is under way."""
+    """A fetch of a state as others see it while it is under way. began_s: when others were first asked, by the loop's clock; None: not yet."""
 
     def __init__(self) -> None:
         self._pull: Pull | None = None
+        self.began_s: float | None = None
 
     @property
     def share(self) -> float:
@@ -91,7 +92,7 @@ class Copying:
             self._pull.join(donors)
 
     def began(self, pull: Pull) -> None:
-        self._pull = pull
+        self._pull, self.began_s = pull, asyncio.get_running_loop().time()
 
 
 async def fetch_state(
