@@ -373,8 +373,8 @@ def run_summary(manifest: Manifest, seen: Sequence[SeenPeer], known: Mapping[str
 
 def _newest_round(seen: Sequence[SeenPeer], certified: int | None) -> int:
     """What announcements say of it is anybody's word: no more than a peer can be ahead of what is certified, where that is known; else what a quarter
-    of them say moves nothing."""
-    told = sorted((peer.round for peer in seen), reverse=True)
+    of them say moves nothing. Those that have just come say none yet."""
+    told = sorted((peer.round for peer in seen if peer.round), reverse=True)
     newest = told[quarter(len(told))] if told else 0
     return newest if certified is None else max(certified, min(newest, certified + MOST_AHEAD))
 

@@ -124,6 +124,8 @@ def test_one_announcement_does_not_say_which_round_a_run_is_at() -> None:
     assert run_summary(manifest, seen[:1], known)["round"] == 9
     assert run_summary(manifest, [], known)["round"] == 7
     assert run_summary(manifest, [])["round"] == 0
+    newcomers = [replace(peer, round=0) for peer in seen[:4]]
+    assert run_summary(manifest, [*newcomers, seen[4]])["round"] == 8, "who fetches the state first is at none"
 
 
 def test_a_command_to_a_peer_with_a_name_of_its_own_has_the_name(tmp_path):
