@@ -141,9 +141,8 @@ class UploadControl:
 
     def _settle(self, seconds: float) -> None:
         """Waits are not long."""
-        if (
-            self._is_doubted
-        ):  # it was we who filled it, or others end by chance: what the line is says the next time that we fill it
+        if self._is_doubted:
+            # It was we who filled it, or others end by chance: what the line is says the next time that we fill it.
             self._is_doubted, self._at_least_s = False, 0.0
             self._least_of = self._carried()
             self._carried_before.clear()

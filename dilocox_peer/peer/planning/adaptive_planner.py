@@ -70,9 +70,8 @@ class LinkPlanner:
         planned = Setting(value.plan.codec, value.plan.rank, value.plan.inner_steps)
         wish = self._controller.setting
         wished = replaced(value.plan, codec=wish.codec, rank=wish.rank, inner_steps=wish.inner_steps)
-        if (
-            before is not None and before.end == value.plan.first_step
-        ):  # H doubles at most: after a short one it is not there yet
+        if before is not None and before.end == value.plan.first_step:
+            # H doubles at most: after a short one it is not there yet.
             wished = self._bounds.after(before, codec=wish.codec, rank=wish.rank, inner_steps=wish.inner_steps)
         if not (self._continuity.is_sure and is_a_step(value.plan, wished)):
             self._controller.adopt(planned, value.round + PLANNED_AHEAD)

@@ -47,8 +47,8 @@ def show_newest(planner: JudgingPlanner, chain: Chain, plans: PlanBounds, most: 
     them now is to come to what those came to who saw each in its time. plans: as the manifest bounds them."""
     newest = chain.certificates[max(chain.height - min(most, PLANNED_FROM), 0) :]
     place = chain.place_at(chain.height - len(newest))
-    for certificate in newest:
-        place = place.then(certificate)
+    for number, certificate in enumerate(newest, 1):
+        place = place.then(certificate) if number < len(newest) else chain.place
         planner.observe(certificate, place.bounds(plans))
 
 
