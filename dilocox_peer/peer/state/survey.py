@@ -37,6 +37,7 @@ DECISIVE_ASKED = 3  # and of those whose silence would decide
 STRANGERS_REACHED = 64  # at a look, of those that are in no roster here and were not reached at the last one
 ASK_ALL_S = 1.0  # between two looks at so many; those between ask one
 DIRECTORY_EVERY_S = 5.0
+SELDOM_S = 20.0  # between two looks at who keeps runs, and at the owner's word: they change in minutes, and a look asks every node
 CONNECT_S, DIGEST_S, CHAIN_S, STATE_S = 5.0, 5.0, 60.0, 3600.0
 LEASES_S = 45.0  # of a start, in which all that are there have renewed theirs
 PATIENCE_S = 30.0  # with view changes that a minority signed: longer than a roster waits for its quorum
@@ -96,6 +97,8 @@ class Survey:
         # By what it told last: no peer has the stage, and whoever keeps runs says that it has nothing of it
         self.is_unheld = False
         self._keepers: dict[PeerId, int] = {}  # those reached, and the rounds of the states they have
+        self._listed_keepers: Sequence[Lease] = ()
+        self._found_at = float("-inf")  # when they were looked up, and the owner's word
         self._failed: dict[PeerId, int] = {}  # times; who fails is asked after the others
 
     @property
@@ -244,12 +247,10 @@ class Survey:
             await asyncio.wait({self._finding}, timeout=CONNECT_S + DIGEST_S)
 
     async def _find(self) -> None:
-        leases, keepers = await asyncio.gather(self._directory.leases(self.stage), self._directory.keepers())
+        leases, _ = await asyncio.gather(self._directory.leases(self.stage), self._find_seldom())
         listed = {lease.peer: not lease.has_left for lease in leases}
-        keepers = trusted_first(keepers, self._transport, self._rng)
+        keepers = trusted_first(self._listed_keepers, self._transport, self._rng)
         silent = {lease.peer for lease in keepers}
-        if (word := await self._directory.word(self.stage)) is not None:
-            self.annals.hear(word[0])
 
         async def reach(lease: Lease) -> PeerId | None:
             try:
@@ -283,6 +284,15 @@ class Survey:
         remembered = {*known, *self.annals.place.voters}
         self._heard_at = {peer: at for peer, at in self._heard_at.items() if peer in remembered}
         self._note_who_is_there(remembered)
+
+    async def _find_seldom(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._looks_on and now - self._found_at < SELDOM_S:
+            return
+        keepers, word = await asyncio.gather(self._directory.keepers(), self._directory.word(self.stage))
+        self._listed_keepers, self._found_at = keepers, now
+        if word is not None:
+            self.annals.hear(word[0])
 
     def _note_who_is_there(self, remembered: Collection[PeerId]) -> None:
         """Voters that were not reached are asked no more: that is as if they did not answer."""
