@@ -228,7 +228,7 @@ def test_a_failure_in_the_middle_leaves_what_was_there(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("dilocox_peer.model.huggingface.save_file", full)
-    with pytest.raises(ConfigError, match="no space left"):
+    with pytest.raises(DiskTakesNothing, match="No space left on device; free some space"):
         write_folder(target, whole_model(2), force=True)
     monkeypatch.undo()
     assert os.listdir(tmp_path) == ["model"]
