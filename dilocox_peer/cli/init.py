@@ -212,7 +212,7 @@ def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """The file is the old one or the new one, never a part; a device or a pipe takes it as it comes, and so does standard output under
-    a name such as /dev/stdout. Raises ConfigError."""
+    a name such as /dev/stdout. Raises ConfigError, DiskTakesNothing."""
     try:
         if (number := _standard(path)) is not None:
             sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dilocox_peer.peer.rounds.copying import LOOK_S, CopyPace
+from dilocox_peer.peer.rounds.copying import LONG_LOOK_S, LOOK_S, CopyPace
 
 
 def looked_at(shares: list[float]) -> CopyPace:
@@ -28,3 +28,12 @@ def test_it_is_slow_as_long_as_the_rest_would_take_longer_than_it_has_taken(take
 def test_half_of_it_at_once_and_then_a_byte_now_and_then_is_slow() -> None:
     """By the pace of the whole it would look well for ever."""
     assert looked_at([0.5] * 100).is_slow(99.0)
+
+
+@pytest.mark.parametrize(("minutes", "is_late"), [(30, False), (59, False), (110, False), (150, True)])
+def test_it_is_late_where_twice_its_pace_does_not_bring_it_in_time(minutes: int, is_late: bool) -> None:
+    pace = CopyPace(0.0, look_s=LONG_LOOK_S)
+    for second in range(int(LONG_LOOK_S)):
+        pace.came(second / (60 * minutes), float(second))
+        assert not pace.is_late(float(second), 3600.0), "it was not looked at for long enough"
+    assert pace.is_late(LONG_LOOK_S, 3600.0) is is_late

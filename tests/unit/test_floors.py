@@ -104,6 +104,12 @@ def test_nothing_unpickles():
         assert "torch.load" not in path.read_text(), path
 
 
+def run_alone(script: str) -> None:
+    """In a process that has loaded nothing else."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_loads_neither_torch_nor_hivemind():
     script = (
         "import sys\n"
@@ -114,8 +120,7 @@ def test_help_loads_neither_torch_nor_hivemind():
         "heavy = {'torch', 'hivemind', 'numpy', 'libp2p', 'trio'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    run_alone(script)
 
 
 def test_of_hivemind_its_network_alone_is_loaded():
@@ -129,8 +134,7 @@ def test_of_hivemind_its_network_alone_is_loaded():
         "unused = {'scipy', 'hivemind.averaging', 'hivemind.moe', 'hivemind.optim'} & set(sys.modules)\n"
         "assert not unused, unused\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    run_alone(script)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,6 +29,7 @@ from dilocox_peer.store.pull import Pull
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import PeerId
 from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage, keep_in
+from tests.virtual_loop import run_virtually
 
 ME, HEAD, BOOTSTRAP = ROSTER
 
@@ -161,71 +162,88 @@ async def test_a_copy_whose_state_found_no_room_is_taken_over_at_the_next_start(
     last.close()
 
 
-async def test_who_claims_the_most_and_lets_a_byte_come_now_and_then_keeps_nobody_from_who_gives_less(
+def test_who_claims_the_most_and_lets_a_byte_come_now_and_then_keeps_nobody_from_who_gives_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everybody of the stage is gone. The bootstrap has the state of round 6; a stranger that says it keeps the run, and has its chain, says 8."""
-    stage, stranger, asked = CertifiedStage().rounds(9), PeerId("stranger"), list[int]()
+    stage, stranger = CertifiedStage().rounds(9), PeerId("stranger")
     say(monkeypatch, {BOOTSTRAP: 6, stranger: 8})
+
+    async def state(pulling: SimpleNamespace, timeout_s: float) -> None:
+        pulling.share = 0.001
+        await asyncio.sleep(timeout_s)
+
+    found, asked, seconds = restored(tmp_path, monkeypatch, stage, stranger, state)
+    assert found == stage.states[6]
+    assert asked == [8, 6]
+    assert seconds < 600.0, "an hour for each name of it"
+
+
+@pytest.mark.parametrize(("looked_at_s", "dialled_s", "minutes"), [(0.0, 20.0, 40), (70.0, 40.0, 20), (300.0, 5.0, 35)])
+def test_an_honest_keeper_is_not_left_for_a_moment_in_which_little_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at_s: float, dialled_s: float, minutes: int
+) -> None:
+    """It has the newest state, which takes a good part of the hour that there is. What came of it before is looked at, it is dialled, and in its
+    second minute half as much comes: all would have gone on from an older one."""
+    stage, keeper = CertifiedStage().rounds(9), PeerId("keeper")
+    say(monkeypatch, {BOOTSTRAP: 6, keeper: 8})
+
+    async def before() -> None:
+        await asyncio.sleep(looked_at_s)
+
+    async def state(pulling: SimpleNamespace, _timeout_s: float) -> None:
+        await asyncio.sleep(dialled_s)
+        minute = 0
+        while pulling.share < 1.0:
+            await asyncio.sleep(60.0)
+            minute += 1
+            pulling.share = min(1.0, pulling.share + (0.5 if minute == 2 else 1.0) / minutes)
+
+    found, asked, _seconds = restored(tmp_path, monkeypatch, stage, keeper, state, before)
+    assert found == stage.states[8]
+    assert asked == [8]
+
+
+async def nothing_to_look_at() -> None:
+    """Of it nothing came before."""
+
+
+def restored(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: CertifiedStage,
+    first: PeerId,
+    comes: Callable[[SimpleNamespace, float], Coroutine[Any, Any, None]],
+    before: Callable[[], Coroutine[Any, Any, None]] = nothing_to_look_at,
+) -> tuple[AnchorState, list[int], float]:
+    """The state that a newcomer goes on from, the rounds whose states it asked for, and how long that took, in virtual seconds. comes: how that of
+    round 8 does, of the one named first; before: the look at what is here of it. Any other is had at once."""
+    asked = list[int]()
 
     async def chain(_transport: object, _peer: PeerId, annals: Annals, _timeout_s: float) -> None:
         annals.take(stage.certificates)
 
     async def state(
         _transport: object, _donors: object, agreed: Agreed, *, timeout_s: float, copying: Copying, **_options: object
-    ) -> AnchorState | None:
-        asked.append(agreed.round)
-        copying.began(cast("Pull", SimpleNamespace(share=0.001)))
-        if agreed.round == 8:
-            await asyncio.sleep(timeout_s)
-            return None
-        return stage.states[agreed.round]
-
-    monkeypatch.setattr(restore_module, "fetch_chain", chain)
-    monkeypatch.setattr(restore_module, "fetch_state", state)
-    monkeypatch.setattr(restore_module, "PACE_S", 0.05)
-    own = Own((), None, Shelf(tmp_path / "contributions"))
-    async with asyncio.timeout(30.0):
-        found = await find_backup(
-            MANIFEST, STAGE, backup_store(tmp_path, MANIFEST, STAGE), own, endpoint=ENDPOINT,
-            directory=directory_of(keepers=[stranger, BOOTSTRAP]), listener=lambda _event: None,
-        )  # fmt: skip
-    assert found.backup is not None
-    assert found.backup.state == stage.states[6]
-    assert asked == [8, 6]
-
-
-async def test_an_honest_keeper_is_not_left_for_a_moment_in_which_little_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has the newest state, which would take more than half of the time that there is. What came of it before was looked at for longer than
-    its pace is measured, and it comes more slowly than needed at first: all would have gone on from an older one."""
-    stage, keeper, asked = CertifiedStage().rounds(9), PeerId("keeper"), list[int]()
-    say(monkeypatch, {BOOTSTRAP: 6, keeper: 8})
-
-    async def chain(_transport: object, _peer: PeerId, annals: Annals, _timeout_s: float) -> None:
-        annals.take(stage.certificates)
-
-    async def state(
-        _transport: object, _donors: object, agreed: Agreed, *, copying: Copying, **_: object
     ) -> AnchorState:
         asked.append(agreed.round)
         pulling = SimpleNamespace(share=0.0)
-        await asyncio.sleep(0.3)
+        if agreed.round == 8:
+            await before()
         copying.began(cast("Pull", pulling))
-        for _step in range(24):
-            await asyncio.sleep(0.02)
-            pulling.share += 0.02 / 20 * 0.9
+        if agreed.round == 8:
+            await comes(pulling, timeout_s)
         return stage.states[agreed.round]
+
+    async def main() -> tuple[AnchorState, list[int], float]:
+        began = asyncio.get_running_loop().time()
+        found = await find_backup(
+            MANIFEST, STAGE, backup_store(tmp_path, MANIFEST, STAGE), Own((), None, Shelf(tmp_path / "contributions")),
+            endpoint=ENDPOINT, directory=directory_of(keepers=[first, BOOTSTRAP]), listener=lambda _event: None,
+        )  # fmt: skip
+        assert found.backup is not None
+        return found.backup.state, asked, asyncio.get_running_loop().time() - began
 
     monkeypatch.setattr(restore_module, "fetch_chain", chain)
     monkeypatch.setattr(restore_module, "fetch_state", state)
-    monkeypatch.setattr(restore_module, "PACE_S", 0.2)
-    monkeypatch.setattr(restore_module, "RESTORE_TIMEOUT_S", 20.0)
-    found = await find_backup(
-        MANIFEST, STAGE, backup_store(tmp_path, MANIFEST, STAGE), Own((), None, Shelf(tmp_path / "contributions")),
-        endpoint=ENDPOINT, directory=directory_of(keepers=[keeper, BOOTSTRAP]), listener=lambda _event: None,
-    )  # fmt: skip
-    assert found.backup is not None
-    assert found.backup.state == stage.states[8]
-    assert asked == [8]
+    return run_virtually(main(), monkeypatch)

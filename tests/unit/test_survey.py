@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import PeerUnavailable, RunUnreachable
+from dilocox_peer.peer.state.backup import Annals
 from dilocox_peer.peer.state.backup_exchange import BackupServer
 from dilocox_peer.peer.state.survey import (
     MEMBERS_ASKED,
@@ -19,6 +21,7 @@ from dilocox_peer.peer.state.survey import (
     most_named,
     to_ask,
 )
+from dilocox_peer.signing import verify
 from dilocox_peer.types import PeerId, sha256
 from tests.certified_stage import MANIFEST, ROSTER, STAGE, CertifiedStage
 from tests.virtual_loop import run_virtually
@@ -135,3 +138,44 @@ def test_a_reader_follows_no_liar_while_a_quorum_answers_from_elsewhere(monkeypa
         assert survey.annals.place == run.stage.place
 
     run_virtually(main(), monkeypatch)
+
+
+def test_who_looks_all_the_time_looks_for_keepers_and_the_owners_word_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each look asks every node of a small run, for four keys and one, and who keeps runs changes in minutes."""
+
+    class Counted(Run):
+        def __init__(self) -> None:
+            super().__init__()
+            self.looked: Counter[str] = Counter()
+
+        async def leases(self, stage: int, timeout_s: float = 10.0) -> list[Lease]:
+            self.looked["leases"] += 1
+            return await super().leases(stage, timeout_s)
+
+        async def keepers(self, timeout_s: float = 10.0) -> list[Lease]:
+            self.looked["keepers"] += 1
+            return await super().keepers(timeout_s)
+
+        async def word(self, stage: int, timeout_s: float = 10.0) -> None:
+            self.looked["word"] += 1
+
+    async def main(*, looks_on: bool) -> Counter[str]:
+        run = Counted()
+        there: Any = run
+        survey = Survey(
+            MANIFEST, STAGE, transport=there, directory=there, listener=lambda _: None, rng=random.Random(1),
+            annals=Annals(MANIFEST, STAGE, verify) if looks_on else None,
+        )  # fmt: skip
+        for _ in range(30):
+            await survey.look()
+            await asyncio.sleep(2.0)
+        assert survey.annals.place == run.stage.place
+        return run.looked
+
+    once = run_virtually(main(looks_on=False), monkeypatch)
+    assert once["keepers"] == once["word"] == once["leases"]
+    on = run_virtually(main(looks_on=True), monkeypatch)
+    assert on["keepers"] == on["word"] == 3, "in a minute"
+    assert on["leases"] > 2 * on["keepers"]

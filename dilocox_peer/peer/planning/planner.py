@@ -26,7 +26,7 @@ class Planner(Protocol):
     is_exact: bool  # it learns nothing: whoever has the same plan before comes to the same plan
 
     def observe(self, certificate: Certificate, bounds: PlanBounds | None = None) -> None:
-        """The chain has grown by this certificate. bounds: as they are by now; None: as they were."""
+        """The chain has grown by this certificate. bounds: as they are by it, as the run's owner may have made the run longer; None: as they were."""
 
     def next(self, before: Plan) -> Plan:
         """The plan after `before`, the plan of the next round."""
@@ -123,7 +123,7 @@ class JudgingPlanner:
         return self._planner.reason
 
     def observe(self, certificate: Certificate, bounds: PlanBounds | None = None) -> None:
-        """bounds: as `next` has them."""
+        """As of a Planner."""
         self._continuity.observe(certificate)
         self._planner.observe(certificate, bounds)
 

@@ -30,6 +30,7 @@ from dilocox_peer.events_of_states import StageRestored, StateFetchFailed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
+from dilocox_peer.peer.rounds.copying import LONG_LOOK_S, LOOK_S, CopyPace
 from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.peer.rounds.founding import FOUNDED_FROM
 from dilocox_peer.peer.rounds.patience import Patience
@@ -52,8 +53,6 @@ MAX_FETCHED = 8  # chains read, of those who claim the most
 CHAIN_TIMEOUT_S = 60.0  # for one of them
 GRACE_S = 5.0  # for the others, once somebody's who is named by the run's link has been read
 RESTORE_TIMEOUT_S = 3600.0
-PACE_S = 120.0  # in which one that comes at a pace at all has brought a part of it
-LENIENT = 2.0  # dialling takes a part of that too, and a line may stand still for a moment: another's state may be older, and rounds be lost with it
 BLOB_TIMEOUT_S = 600.0
 BLOBS_AT_ONCE = 4
 
@@ -325,19 +324,17 @@ async def _fetch(
 
 
 async def _while_it_comes(fetching: Coroutine[Any, Any, AnchorState | None], copying: Copying) -> AnchorState | None:
-    """Raises _TooSlow once, by LENIENT times the pace of the last PACE_S, it would not be whole in its time: whoever claims the most, and lets a byte
-    come now and then, would keep us from all others for that time."""
+    """Raises _TooSlow: whoever claims the most, and lets a byte come now and then, would keep us from all others for all the time that a state has."""
     clock = asyncio.get_running_loop().time
-    task, before, until_s = asyncio.create_task(fetching), 0.0, clock() + PACE_S
+    task, pace = asyncio.create_task(fetching), None
     try:
-        while not (await asyncio.wait({task}, timeout=max(0.0, until_s - clock())))[0]:
-            if copying.began_s is None or clock() < copying.began_s + PACE_S:  # our own disk was looked at before
-                until_s = (copying.began_s or clock()) + PACE_S
+        while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
+            if copying.began_s is None:  # our own disk is looked at before
                 continue
-            come, left_s = copying.share - before, copying.began_s + RESTORE_TIMEOUT_S - clock()
-            if LENIENT * come * left_s < (1 - copying.share) * PACE_S:
+            pace = pace or CopyPace(copying.began_s, look_s=LONG_LOOK_S)
+            pace.came(copying.share, clock())
+            if pace.is_late(clock(), copying.began_s + RESTORE_TIMEOUT_S):
                 raise _TooSlow
-            before, until_s = before + come, clock() + PACE_S
         return task.result()
     finally:
         task.cancel()
