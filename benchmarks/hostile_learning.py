@@ -5,7 +5,8 @@
 Six honest replicas train the tiny preset through the peer's own Stage, InnerOptimizer, codecs and OuterOptimizer; hostile members add
 contributions of their own, made with knowledge of all honest ones of the round. A rule looks at the round's blobs, says whose weigh
 nothing, and what the rest is clipped to; `the mean` is what peers do, all others are without compression/agreement.py. Printed for each pair: validation loss of the last anchor against the same honest replicas
-alone (equal tokens of theirs), share of hostile contributions kept out, first round in which all were, and share of honest ones kept out.
+alone (equal tokens of theirs), share of hostile contributions kept out, first round in which all were, and share of honest ones kept out;
+and what comparing the contributions of a round takes of a processor, beside what a member trains in it (one thread, beyond the merge itself).
 """
 
 import argparse
@@ -15,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from learning_sim import CURVE_BYTES, Evaluator, Method, Study, batch_of, peer_name
@@ -233,10 +235,13 @@ class Trial:
         encoders = [ContributionEncoder(state.layout, self.policy) for _ in range(hostile)]
         out, told = [], []
         self.factors: list[tuple[float, ...]] = []
+        self.training_s, self.comparing_s = list[float](), list[float]()
         LATE.clear()
         for number in range(1, self.rounds + 1):
+            began = time.process_time()
             for index, (stage, optimizer) in enumerate(zip(stages, optimizers, strict=True)):
                 self.trained(stage, optimizer, index, number)
+            self.training_s.append((time.process_time() - began) / HONEST)
             blobs = [
                 bytes(loop.offer(stage.model.flat_N.clone(), STEPS).blob)
                 for loop, stage in zip(loops, stages, strict=True)
@@ -269,7 +274,7 @@ class Trial:
             out.append(kept_out)
             weights = [0 if index in kept_out else STEPS for index in range(len(blobs))]
             aggregate.parts_by_agreement = (  # type: ignore[attr-defined]
-                parts_by_agreement if rule == "the mean" else lambda _layout, each, *_: (WHOLE,) * len(each)
+                self.compared if rule == "the mean" else lambda _layout, each, *_: (WHOLE,) * len(each)
             )
             for loop, stage in zip(loops, stages, strict=True):
                 loop._settings = dataclasses.replace(self.settings, norm_clip=clip)
@@ -278,6 +283,20 @@ class Trial:
                 kept_out |= {index for index, factor in enumerate(moved.clip_factors) if factor == 0.0}
             self.factors.append(moved.clip_factors)
         return evaluator._loss(loops[0].state.anchor_N(), CURVE_BYTES), out, told
+
+    def compared(self, *arguments: Any, **named: Any) -> Any:
+        """parts_by_agreement, and its time."""
+        began = time.process_time()
+        parts = parts_by_agreement(*arguments, **named)
+        self.comparing_s.append(time.process_time() - began)
+        return parts
+
+    def scoring(self) -> str:
+        """What comparing takes, in each merge, of what a member trains in a round."""
+        if not self.comparing_s:
+            return ""
+        took_s, trained_s = statistics.median(self.comparing_s), statistics.median(self.training_s)
+        return f"; comparing {1000 * took_s:.1f} ms a round, training {1000 * trained_s:.0f}: {took_s / trained_s:.1%}"
 
     def decoded(self, blob: bytes, layout: Layout) -> Tensor:
         out_N = torch.empty(layout.num_elements)
@@ -325,7 +344,7 @@ def main() -> None:
             trial.run(None, "the mean", 0)
             heard_less = sum(factor < 1.0 for row in trial.factors for factor in row)
             print(
-                f"seed {seed}: of {HONEST * arguments.rounds} honest contributions {heard_less} weigh less than their work; {weighs(trial.factors)}"
+                f"seed {seed}: of {HONEST * arguments.rounds} honest contributions {heard_less} weigh less than their work; {weighs(trial.factors)}{trial.scoring()}"
             )
             continue
         trial = Trial(Study(corpus, HONEST, 0, seed), method, arguments.rounds)
@@ -349,7 +368,7 @@ def main() -> None:
                 first = next((number for number, each in enumerate(out, 1) if everybody <= each), math.inf)
                 print(
                     f"{rule:12} {attack:14} {loss:8.4f} {loss / alone - 1:+8.1%}  hostile out {caught:4.0%} from {first}  "
-                    f"honest out {honest_out:.2%}  {weighs(trial.factors)}", flush=True,
+                    f"honest out {honest_out:.2%}  {weighs(trial.factors)}{trial.scoring()}", flush=True,
                 )  # fmt: skip
                 if arguments.spread:
                     for number in (0, 1, len(told) // 2, len(told) - 1):

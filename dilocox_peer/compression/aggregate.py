@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dilocox_peer.compression.agreement import WHOLE, parts_by_agreement
 from dilocox_peer.compression.contribution import Blob, Contribution, open_contribution
+from dilocox_peer.compression.decoded import decoded_if_small
 from dilocox_peer.compression.lengths import (
     CLIP_STEPS,
     LEAST_COMPARED,
@@ -90,12 +91,13 @@ class WeighedContributions:
         assert len(blobs) == len(micro_batches), f"{len(blobs)} blobs, {len(micro_batches)} weights"
         assert all(count >= 0 for count in micro_batches), f"negative micro-batches in {micro_batches}"
         micro_batches = capped_weights(micro_batches)
-        self._contributions = [open_contribution(raw, layout) for raw in blobs]
+        opened = [open_contribution(raw, layout) for raw in blobs]
         self._total = sum(micro_batches)
         self.norms: tuple[float, ...] = (0.0,) * len(blobs)
         self.clip_factors: tuple[float, ...] = (1.0,) * len(blobs)
         if self.is_void:
             return
+        self._contributions = decoded_if_small(opened, layout)
         known = tuple(squares) or (None,) * len(blobs)
         self._squares = [
             squares_of(contribution, layout) if each is None else each

@@ -128,19 +128,33 @@ def _compared(
 ) -> tuple[list[list[int]], list[list[int]]]:
     num = len(contributions)
     agree_MM, shared_MM = torch.zeros(num, num, dtype=torch.int64), torch.zeros(num, num, dtype=torch.int64)
-    decoded_X = torch.empty(PIECE)
-    opened, readers = -1, list[TensorReader]()
-    for (index, start, stop), parts in _sample(layout, beacon).items():
+    sample = _sample(layout, beacon)
+    widths = [sum(part.stop - part.start for part in parts) for parts in sample.values()]
+    decoded_X, signs_MX = torch.empty(PIECE), torch.empty(num, min(PIECE, sum(widths)), dtype=torch.int8)
+    opened, readers, filled = -1, list[TensorReader](), 0
+    for ((index, start, stop), parts), width in zip(sample.items(), widths, strict=True):
+        if filled + width > signs_MX.shape[1]:  # many small tensors are multiplied at once
+            _add_products(signs_MX[:, :filled], agree_MM, shared_MM)
+            filled = 0
         if index != opened:  # what is sparse is read through for it
             opened, readers = index, [contribution.open(index) for contribution in contributions]
-        signs_MX = torch.empty(num, sum(part.stop - part.start for part in parts), dtype=torch.int8)
         for row, reader in enumerate(readers):
             reader.read(start, stop, decoded_X[: stop - start])
-            torch.cat([torch.sign(decoded_X[part]).to(torch.int8) for part in parts], out=signs_MX[row])
-        for block_MX in torch.split(signs_MX, _BLOCK, dim=1):
-            agree_MM += _products(block_MX.float())
-            shared_MM += _products(block_MX.abs().float())
+            at = filled
+            for part in parts:
+                signs_X = torch.sign(decoded_X[part])
+                signs_MX[row, at : at + len(signs_X)] = signs_X
+                at += len(signs_X)
+        filled += width
+    _add_products(signs_MX[:, :filled], agree_MM, shared_MM)
     return agree_MM.tolist(), shared_MM.tolist()
+
+
+def _add_products(signs_MX: Tensor, agree_MM: Tensor, shared_MM: Tensor) -> None:
+    for block_MX in torch.split(signs_MX, _BLOCK, dim=1):
+        signs_MB = block_MX.float()
+        agree_MM += _products(signs_MB)
+        shared_MM += _products(signs_MB.abs_())
 
 
 def _products(block_MX: Tensor) -> Tensor:

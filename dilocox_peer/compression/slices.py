@@ -38,9 +38,10 @@ from dilocox_peer.compression.contribution import (
     join_payloads,
     open_contribution,
 )
+from dilocox_peer.compression.decoded import DecodedContribution, decode_all, decoded_if_small
 from dilocox_peer.compression.feedback import decay_by_codec, residual_after, with_feedback
 from dilocox_peer.compression.lengths import Squares, length_of, scale, squares_of, unit_of, unit_sizes, units_of
-from dilocox_peer.compression.reader import Payload, TensorReader, pieces
+from dilocox_peer.compression.reader import Payload
 from dilocox_peer.errors import MalformedBlob
 from dilocox_peer.types import Layout, TensorSpec, sha256
 from dilocox_peer.wire import versions
@@ -55,8 +56,6 @@ contributions has few zeros where there are many of them, and many where there a
 
 
 _ALL = 1 << 62  # elements of one unit
-DECODED_BYTES = 1 << 26
-"""A mean whose contributions take less than this decoded decodes each once; of a larger one, what is compared is decoded a second time."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ def average_slice(
     for (_spec, start, stop), decay in zip(layout.spans(), decay_by_codec(layout, codec_of), strict=True):
         with_feedback(sent_N[start:stop], residual_N[start:stop], decay, out=sent_N[start:stop])
     blob = ContributionEncoder(layout, codec_of).blob_of(sent_N)
-    _decode(open_contribution(blob, layout), residual_N)
+    decode_all(open_contribution(blob, layout), layout, residual_N)
     lost_N = residual_after(sent_N, residual_N)
     if longest_residual < math.inf and (length := _length_of(lost_N, layout)) > longest_residual:
         # A power of two: exact.
@@ -237,7 +236,7 @@ def check_residual(raw: Blob, layout: Layout, longest: float = math.inf) -> None
 
 
 def _length_of(values_N: Tensor, layout: Layout) -> float:
-    return length_of(squares_of(_Decoded.of_values(values_N, layout), layout))
+    return length_of(squares_of(DecodedContribution.of_values(values_N, layout), layout))
 
 
 def _residual(raw: Blob, layout: Layout) -> Tensor:
@@ -266,8 +265,7 @@ def _mean(
     norms = [math.sqrt(math.fsum(each.squared)) for each in inputs]
     counts = capped_weights([each.micro_batches for each in inputs])
     opened = [open_contribution(each.blob, layout) for each in inputs]
-    is_small = 4 * layout.num_elements * len(inputs) <= DECODED_BYTES
-    contributions: Sequence[Contribution | _Decoded] = [_Decoded.of(each) for each in opened] if is_small else opened
+    contributions = decoded_if_small(opened, layout)
     counts = weights_of_their_own([each.table for each in inputs], norms, counts)
     parts = parts_by_agreement(layout, contributions, counts, beacon)
     reach = reach_of(num_elements, most_rms)
@@ -280,48 +278,13 @@ def _mean(
     ]
     left_MU = factors_of(squares, counts, factors, unit_sizes(layout), norm_clip=norm_clip, most_rms=most_rms)
     shares = shares_of(left_MU, counts, total)
-    scratch_N = torch.empty(0 if is_small else layout.num_elements)
+    scratch_N = torch.empty(0)
     for row, contribution in enumerate(contributions):
-        decoded_N = contribution.values_N if isinstance(contribution, _Decoded) else _decode(contribution, scratch_N)
+        if isinstance(contribution, DecodedContribution):
+            decoded_N = contribution.values_N
+        else:
+            scratch_N = scratch_N if len(scratch_N) else torch.empty(layout.num_elements)
+            decoded_N = decode_all(contribution, layout, scratch_N)
         for (spec, start, stop), units in zip(layout.spans(), units_of(layout), strict=True):
             unit = unit_of(spec.num_elements)
             out_N[start:stop].add_(scale(decoded_N[start:stop], shares[row][units], unit))
-
-
-def _decode(contribution: Contribution, out_N: Tensor) -> Tensor:
-    for index, (spec, start, _stop) in enumerate(contribution.layout.spans()):
-        reader = contribution.open(index)
-        for first, last in pieces(spec.num_elements):
-            reader.read(first, last, out_N[start + first : start + last])
-    return out_N
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """A contribution's values, to be read as the contribution is. starts: of its tensors."""
-
-    starts: tuple[int, ...]
-    values_N: Tensor
-
-    @classmethod
-    def of(cls, contribution: Contribution) -> "_Decoded":
-        layout = contribution.layout
-        return cls.of_values(_decode(contribution, torch.empty(layout.num_elements)), layout)
-
-    @classmethod
-    def of_values(cls, values_N: Tensor, layout: Layout) -> "_Decoded":
-        return cls(tuple(start for _spec, start, _stop in layout.spans()), values_N)
-
-    def open(self, index: int) -> TensorReader:
-        return _DecodedReader(self.values_N[self.starts[index] :])
-
-    def let_go(self, index: int) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class _DecodedReader:
-    values_N: Tensor
-
-    def read(self, start: int, stop: int, out_X: Tensor) -> None:
-        out_X.copy_(self.values_N[start:stop])

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dilocox_peer.compression import decoded
 from dilocox_peer.compression.aggregate import (
     REACH,
     UNIT_REACH,
@@ -62,6 +63,16 @@ def test_the_result_does_not_depend_on_the_number_of_threads(codec):
 def mean_of(result: Mean) -> torch.Tensor:
     assert result.mean_N is not None
     return result.mean_N
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_contributions_that_are_held_decoded_give_the_bits_of_those_that_are_read_again(codec, monkeypatch):
+    blobs = [blob_of(pseudo_gradient(seed, 10.0 if seed == 2 else 1.0), codec) for seed in range(4)]
+    held = aggregate(LAYOUT, blobs, [4, 3, 2, 1], norm_clip=4.0)
+    monkeypatch.setattr(decoded, "DECODED_BYTES", 0)
+    read = aggregate(LAYOUT, blobs, [4, 3, 2, 1], norm_clip=4.0)
+    assert mean_of(held).numpy().tobytes() == mean_of(read).numpy().tobytes()
+    assert (held.norms, held.clip_factors) == (read.norms, read.clip_factors)
 
 
 def test_one_contribution_is_its_own_mean_to_the_bit():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dilocox_peer.compression import slices
+from dilocox_peer.compression import decoded
 from dilocox_peer.compression.aggregate import aggregate
 from dilocox_peer.compression.contribution import decode_contribution, encode_contribution, open_contribution
 from dilocox_peer.compression.policy import policy_named
@@ -248,5 +248,5 @@ def test_what_is_decoded_once_and_what_is_decoded_as_it_is_read_come_to_the_same
         )  # fmt: skip
 
     once = [averaged(index) for index in range(4)]
-    monkeypatch.setattr(slices, "DECODED_BYTES", 0)
+    monkeypatch.setattr(decoded, "DECODED_BYTES", 0)
     assert [averaged(index) for index in range(4)] == once
