@@ -1,6 +1,6 @@
 """Floods of every port of a live swarm, from fifty identities: what is left of training, what memory grows to, who is turned away.
 
-    python benchmarks/floods.py [--seconds 120] [--identities 50] [--ports messages,halves,...] [--together] [--cores 1]
+    python benchmarks/floods.py [--seconds 120] [--identities 50] [--ports messages,halves,...] [--together] [--cores 1] [--pace 0.1]
 
 A real bootstrap and three real peers (two of stage 0, one of stage 1) train on loopback. The flooders have the run's link and nothing
 else; each has a p2pd and a PeerID of its own, and a link identity for linkd. Ports are flooded one after another, or all of them
@@ -21,7 +21,8 @@ with 1 unless training kept 0.8 of before, was at 0.8 again within 10 s of the f
 on for good, and memory kept to SECURITY.md's bounds. The flooders and their p2pds share --cores at the lowest priority, as they would
 have machines of their own; what they take of this one even so is counted against the swarm. All of 127.0.0.1 is one computer, where
 no budget of ranges holds: fifty names are told apart, and have what strangers have in common. Where there are three cores more than
---cores the swarm has the others, and none of the flooders'.
+--cores the swarm has the others, and none of the flooders'. With --pace a micro-batch takes so many seconds, the computing of it included (paced.py):
+where three peers that compute all day leave no processor for anything else, what a flood takes of the machine is all there is to be seen.
 """
 
 import argparse
@@ -385,8 +386,10 @@ async def flood(arguments: argparse.Namespace) -> tuple[list[Seen], Tally]:
     clock = asyncio.get_running_loop().time
     async with WatchedSwarm(manifest) as swarm:
         children = {"bootstrap": await swarm.start_bootstrap()}
+        paced = (str(Path(__file__).with_name("paced.py")), "--pace", str(arguments.pace))
+        program = paced if arguments.pace else ("-m", "dilocox_peer")
         for label, stage in PEERS.items():
-            children[label] = await swarm.start_peer(label, stage=stage)
+            children[label] = await swarm.start_peer(label, stage=stage, program=program)
         needed = list(children.values())
         await swarm.until(lambda: min(len(swarm.of(label, "RoundCertified")) for label in PEERS) >= 3, needed, 180)
         targets = await find_targets(swarm)
@@ -470,6 +473,9 @@ def main() -> None:
     parser.add_argument("--ports", type=lambda text: tuple(text.split(",")), default=PORTS)
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--cores", type=int, default=1, help="that the flooders have")
+    parser.add_argument(
+        "--pace", type=float, default=0.0, help="seconds a micro-batch takes; 0: as long as it computes"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.ports) - set(PORTS):
         parser.error(f"no such port: {', '.join(sorted(unknown))}")
