@@ -41,6 +41,7 @@ class WebFolder:
         self._opener = urllib.request.build_opener(_Redirects(), *_handlers(self._connected, is_own=is_own))
         self._is_stopped = False
         self._socket: socket.socket | None = None
+        self._reads_since: float | None = None
 
     def stop(self) -> None:
         """What is under way ends. From any thread."""
@@ -80,23 +81,28 @@ class WebFolder:
 
     @contextmanager
     def _answer(self, request: urllib.request.Request) -> Iterator[Any]:
-        """What the server answers, after its headers, which have GRACE_S to come."""
-        timer = threading.Timer(GRACE_S, self._cut)
-        timer.daemon = True
-        timer.start()
+        """What the server answers, after its headers, which have GRACE_S to come, as has each piece that is read of it then."""
+        is_over = threading.Event()
+        self._reads_since = time.monotonic()
+        threading.Thread(target=self._watch, args=(is_over,), name="web", daemon=True).start()
         try:
-            reply = self._opener.open(request, timeout=STALL_S)
-        finally:
-            timer.cancel()
-        try:
-            with reply:
+            with self._opener.open(request, timeout=STALL_S) as reply:
+                self._reads_since = None
                 yield reply
         finally:
+            is_over.set()
             self._socket = None
+
+    def _watch(self, is_over: threading.Event) -> None:
+        """One read takes all lines that come between the chunks of a body, and behind the last, each as slowly as its sender likes."""
+        while not is_over.wait(GRACE_S / 4):
+            since = self._reads_since
+            if since is not None and time.monotonic() - since > GRACE_S:
+                self._cut()
 
     def _read(self, reply: Any, take: Callable[[bytes], object], url: str, max_bytes: int, is_exact: bool) -> None:
         size, started = 0, time.monotonic()
-        while piece := _piece(reply, min(_PIECE_BYTES, max_bytes - size + 1), url):
+        while piece := self._piece(reply, min(_PIECE_BYTES, max_bytes - size + 1), url):
             size += len(piece)
             if self._is_stopped:
                 raise NotOnTheWeb(f"{url}: we are leaving")
@@ -111,15 +117,17 @@ class WebFolder:
         if is_exact and size != max_bytes:
             raise NotOnTheWeb(f"{url}: {size} bytes instead of {max_bytes}")
 
-
-def _piece(reply: Any, most: int, url: str) -> bytes:
-    """The next bytes. Raises NotOnTheWeb, also for what is an OSError as those of the disk are: broken TLS, a way that is gone."""
-    try:
-        piece: bytes = reply.read1(most)
-    except OSError as error:
-        reason = " ".join(str(error.strerror or error).split())[:200]
-        raise NotOnTheWeb(f"{url}: {reason or type(error).__name__}") from None
-    return piece
+    def _piece(self, reply: Any, most: int, url: str) -> bytes:
+        """The next bytes. Raises NotOnTheWeb, also for what is an OSError as those of the disk are: broken TLS, a way that is gone."""
+        self._reads_since = time.monotonic()
+        try:
+            piece: bytes = reply.read1(most)
+        except OSError as error:
+            reason = " ".join(str(error.strerror or error).split())[:200]
+            raise NotOnTheWeb(f"{url}: {reason or type(error).__name__}") from None
+        finally:
+            self._reads_since = None
+        return piece
 
 
 def _handlers(connected: Callable[[socket.socket], None], *, is_own: bool) -> list[urllib.request.BaseHandler]:
@@ -163,8 +171,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     max_redirections = 5
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        fp.close()  # what comes with it would be read to its end, into memory
         if not is_allowed(newurl) or (urlsplit(newurl).scheme == "http" and urlsplit(req.full_url).scheme != "http"):
-            fp.close()
             raise urllib.error.URLError(f"sent on to {newurl[:200]}, which is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

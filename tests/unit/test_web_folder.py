@@ -54,6 +54,21 @@ class Files(http.server.BaseHTTPRequestHandler):
             case "/run/dripping-headers":
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Endless: ")
                 self.drip()
+            case "/run/dripping-chunk":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                self.drip(b"0")
+            case "/run/dripping-trailers":
+                self.wfile.write(
+                    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n" + RAW[:1000] + b"\r\n0\r\n"
+                )
+                self.drip(b"a: b\r\n")
+            case "/run/moved-much":
+                self.send_response(302)
+                self.send_header("Location", "/run/right")
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    while True:
+                        self.wfile.write(RAW)
             case "/run/moved":
                 self.send_response(302)
                 self.send_header("Location", "ftp://elsewhere/right")
@@ -71,11 +86,11 @@ class Files(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(raw)
 
-    def drip(self) -> None:
+    def drip(self, piece: bytes = b"x") -> None:
         """A byte now and then, for longer than any test takes."""
         with contextlib.suppress(OSError):
             while True:
-                self.wfile.write(b"x")
+                self.wfile.write(piece)
                 time.sleep(0.02)
 
     def log_message(self, *_: object) -> None:
@@ -96,7 +111,7 @@ def url() -> Iterator[str]:
         thread.join(10.0)
 
 
-@pytest.mark.parametrize("path", ["right", "moved-here"])
+@pytest.mark.parametrize("path", ["right", "moved-here", "moved-much"])
 def test_a_file_of_the_right_hash_is_on_the_shelf_then(tmp_path, url, path):
     shelf = Shelf(tmp_path)
     WebFolder(url, is_own=True).fetch(path, NAME, shelf, max_bytes=len(RAW), is_exact=True)
@@ -154,14 +169,17 @@ def test_nobody_there_a_stop_and_a_quota(tmp_path, url):
         )
 
 
-@pytest.mark.parametrize("path", ["dripping", "dripping-headers"])
+DRIPPING = ["dripping", "dripping-headers", "dripping-chunk", "dripping-trailers"]
+
+
+@pytest.mark.parametrize("path", DRIPPING)
 def test_a_server_that_sends_a_byte_now_and_then_holds_nobody(tmp_path, url, path, monkeypatch):
     monkeypatch.setattr(web_folder, "GRACE_S", 0.3)
     with pytest.raises(NotOnTheWeb):
         WebFolder(url, is_own=True).fetch(path, NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True)
 
 
-@pytest.mark.parametrize("path", ["dripping", "dripping-headers"])
+@pytest.mark.parametrize("path", DRIPPING)
 def test_who_leaves_does_not_wait_for_it(tmp_path, url, path):
     folder = WebFolder(url, is_own=True)
     leaving = threading.Timer(0.2, folder.stop)
