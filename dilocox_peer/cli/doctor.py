@@ -395,7 +395,7 @@ async def _look_around(open_visit: "Visit", invitation: Invitation, home: PeerHo
 
     async def look_at_manifest() -> Check:
         nonlocal manifest
-        manifest = await open_visit.directory.fetch_manifest(RECORD_S)
+        manifest = await open_visit.settings(RECORD_S)
         owner = manifest.owner.public_key[:12]
         return Check(
             "manifest", "ok", f"run {manifest.run.name!r}, signed by its owner {owner}…, is what the link names"

@@ -103,6 +103,7 @@ class Evaluator:
         from dilocox_peer.dht.directory import Directory
         from dilocox_peer.model.architecture import prepare
         from dilocox_peer.network.transport import Transport
+        from dilocox_peer.peer.arrival import settings_of
         from dilocox_peer.peer.entry import Newcomer, come_in
 
         assert self._invitation is not None
@@ -118,7 +119,7 @@ class Evaluator:
         stack.push_async_callback(transport.close)
         directory = await Directory.create(transport, self._invitation.run_id, self._identity.key)
         stack.push_async_callback(directory.close)
-        manifest = await directory.fetch_manifest()
+        manifest = await settings_of(directory, transport)
         await asyncio.to_thread(prepare, manifest)
         newcomer = Newcomer(
             self._identity.peer_id,

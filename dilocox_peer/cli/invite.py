@@ -206,5 +206,6 @@ async def _revoke_in(
 
     async with visit(Invitation(invitation.run_id, invitation.addresses)) as open_visit:
         open_visit.directory.set_gate(gate)
+        await open_visit.settings()  # a clock that is off is told before a time of it is written down
         _write_down(what, gate, await open_visit.directory.fetch_revocations(), records, owner)
         await open_visit.directory.publish_revocations(gate.revocations)

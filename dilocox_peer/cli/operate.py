@@ -313,7 +313,7 @@ def attach(flags: PeerFlags) -> None:
 async def _show_run(invitation: Invitation, *, as_json: bool, watch: bool) -> None:
     """Prints which peer holds which stage of a run, as announced."""
     async with visit(invitation) as open_visit:
-        manifest = await open_visit.directory.fetch_manifest()
+        manifest = await open_visit.settings()
         onlooker = await Onlooker.of(open_visit, manifest, format_invitation(invitation))
         while True:
             known = None if onlooker is None else await onlooker.look()

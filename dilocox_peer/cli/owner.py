@@ -154,7 +154,7 @@ async def _say_in(
 
     async with visit(Invitation(invitation.run_id, invitation.addresses)) as open_visit:
         directory = open_visit.directory
-        await directory.fetch_manifest()
+        await open_visit.settings()
         found = await directory.directives()
         if flags.what != "show" and await _is_over(directory, manifest.stages.count):
             raise ConfigError(

@@ -48,12 +48,18 @@ class Visit:
     grant: "Grant | None"
     run_folder: Path
 
+    async def settings(self, timeout_s: float = 10.0) -> Manifest:
+        """Raises RunUnreachable, which names our clock where that is why."""
+        from dilocox_peer.peer.arrival import settings_of
+
+        return await settings_of(self.directory, self.transport, timeout_s)
+
     async def enter(self) -> Manifest:
         """The run's settings, after which its peers let the visitor read. Raises RunUnreachable, RunRefused."""
         from dilocox_peer.model.architecture import prepare
         from dilocox_peer.peer.entry import Newcomer, come_in
 
-        manifest = await self.directory.fetch_manifest()
+        manifest = await self.settings()
         await asyncio.to_thread(prepare, manifest)
         newcomer = Newcomer(self.identity.peer_id, self.grant, self.run_folder, right=Right.READ)
         await come_in(newcomer, manifest, transport=self.transport, directory=self.directory)

@@ -81,7 +81,7 @@ async def arrive(
     stack.push_async_callback(directory.close)
     at.step = StartupStep.SETTINGS
     try:
-        fetched = await settings_or_why_not(directory.fetch_manifest(), lambda: why_clock(transport))
+        fetched = await settings_of(directory, transport)
     except ClockOff:
         raise
     except RunUnreachable:
@@ -96,6 +96,11 @@ async def arrive(
 
 class ClockOff(RunUnreachable):
     """This computer's clock is why the run's records cannot be read."""
+
+
+async def settings_of(directory: Directory, transport: Transport, timeout_s: float = 10.0) -> Manifest:
+    """The run's settings, for whoever reads them first. Raises RunUnreachable, ManifestMismatch, ClockOff."""
+    return await settings_or_why_not(directory.fetch_manifest(timeout_s), lambda: why_clock(transport))
 
 
 async def settings_or_why_not(
@@ -132,7 +137,8 @@ async def why_clock(transport: Transport) -> str | None:
             side = "behind" if ahead_s > 0 else "ahead of"
             return (
                 f"this computer's clock is {abs(ahead_s):.0f} s {side} that of the bootstrap {short(peer)}, so that the run's records "
-                "look as if they were of another time: set it right (`timedatectl set-ntp true`), then join again"
+                "look as if they were of another time: set it right (`timedatectl set-ntp true`) and try again; where it is right, the "
+                "bootstrap's owner has to set that one's"
             )
     return None
 

@@ -1,13 +1,18 @@
 """Who joins with a clock that is off is told so as soon as the settings do not come at once."""
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from dilocox_peer.cli.visit import Visit
 from dilocox_peer.config import preset
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.arrival import ClockOff, settings_or_why_not
+from dilocox_peer.signing import SigningKey
 
 SETTINGS = preset("tiny")
 
@@ -65,3 +70,18 @@ async def test_settings_that_come_late_are_waited_for():
         return SETTINGS
 
     assert await settings_or_why_not(late(), right) is SETTINGS
+
+
+@pytest.mark.parametrize(("ahead_s", "side"), [(172_800.0, "behind"), (-172_800.0, "ahead of")])
+async def test_who_only_reads_is_told_of_the_clock_too(monkeypatch, ahead_s, side):
+    """It was told that nobody knows the run, which may be over."""
+
+    async def asked(_transport: object, _peer: object) -> tuple[None, float]:
+        return None, ahead_s
+
+    monkeypatch.setattr("dilocox_peer.peer.arrival.ask_how_it_is", asked)
+    transport = SimpleNamespace(named={SigningKey(b"b" * 32).peer_id})
+    directory = SimpleNamespace(fetch_manifest=lambda _timeout_s: nobody())
+    visit = Visit(cast("Any", transport), cast("Any", directory), cast("Any", None), None, Path())
+    with pytest.raises(ClockOff, match=f"clock is 172800 s {side} .*bootstrap's owner has to set that one's"):
+        await visit.settings()

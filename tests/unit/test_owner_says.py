@@ -72,12 +72,12 @@ class Elsewhere:
 
     @asynccontextmanager
     async def _visit(self, _invitation: Invitation) -> AsyncIterator[SimpleNamespace]:
-        yield SimpleNamespace(directory=self)
+        yield SimpleNamespace(directory=self, settings=self._settings)
+
+    async def _settings(self) -> Manifest:
+        return self.manifest
 
     # ---- what `owner` asks of the directory ----
-
-    async def fetch_manifest(self) -> Manifest:
-        return self.manifest
 
     async def directives(self) -> list[Directive]:
         return self.in_run
