@@ -28,7 +28,7 @@ from dilocox_peer.cli.home import default_home, owner_key_path
 from dilocox_peer.cli.lifetime import Stop, end, interruptible, run_until_stopped
 from dilocox_peer.cli.page import check_port, page_of
 from dilocox_peer.config import read_signed_manifest
-from dilocox_peer.errors import ConfigError, PeerUnavailable, RunUnreachable
+from dilocox_peer.errors import ConfigError, DiskTakesNothing, PeerUnavailable, RunUnreachable
 from dilocox_peer.events import BootstrapReady, Failed, Left, Listener, Remark
 from dilocox_peer.events_of_reach import NobodyToEnterBy
 from dilocox_peer.invitation import Invitation, format_invitation, parse_multiaddr, parse_multiaddrs, with_port_raised
@@ -87,7 +87,7 @@ class _Served:
             await self.directory.publish_manifest(self.manifest)
             if self.desk is not None:
                 await self.desk.beat(self.directory)
-        except (PeerUnavailable, RunUnreachable, ConfigError) as error:
+        except (PeerUnavailable, RunUnreachable, ConfigError, DiskTakesNothing) as error:
             self.trouble = str(error)
         except (TimeoutError, OSError) as error:
             self.trouble = f"the network daemon does not answer {error}".strip()

@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -18,7 +19,7 @@ from dilocox_peer.complaints import first_error
 from dilocox_peer.config import PUBLISHED_PRESETS, defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError, not_written
-from dilocox_peer.files import replace_file
+from dilocox_peer.files import replace_file, replace_together
 from dilocox_peer.manifest import (
     BYTES,
     MAX_MANIFEST_BYTES,
@@ -30,6 +31,18 @@ from dilocox_peer.manifest import (
 )
 from dilocox_peer.model.partition import cut_into, idle_warning
 from dilocox_peer.peer.identity import Identity
+
+WRITABLE = "name a file in a folder that is there and that you may write"
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """A tokenizer.json that goes with a run's file. given: where it comes from; told: what is said once it is there."""
+
+    path: Path
+    content: bytes
+    given: Path
+    told: str
 
 
 def write_run_file(flags: InitFlags) -> None:
@@ -62,11 +75,12 @@ def write_run_file(flags: InitFlags) -> None:
         raise ConfigError(
             f"--data-url {flags.data_url[:200]}: pass --data with the folder of the same shards, which names them"
         )
+    beside: _Beside | None = None
     if flags.data is not None:
-        manifest = _with_shards(manifest, flags.data, path, flags)
+        manifest, beside = _with_shards(manifest, flags.data, path, flags)
     elif tokenizer is not None:
-        manifest = _with_tokenizer(manifest, tokenizer, path, flags)
-    _sign_and_write(manifest, path, owner_key_path(flags.owner_key, flags.home))
+        manifest, beside = _with_tokenizer(manifest, tokenizer, path, flags)
+    _sign_and_write(manifest, path, owner_key_path(flags.owner_key, flags.home), beside, flags.home)
     typer.echo(
         f"a peer of it takes {on_one_core(manifest).words()}; for your machines: dilocox-peer plan {path} --peers N --up MBIT"
     )
@@ -75,11 +89,11 @@ def write_run_file(flags: InitFlags) -> None:
 
 def _with_tokenizer(
     manifest: Manifest, given: Path, path: Path, flags: InitFlags, borders: tuple[str, str] | None = None
-) -> Manifest:
-    """The manifest of a run whose text this tokenizer.json cuts; the file is copied beside the run's.
+) -> tuple[Manifest, _Beside]:
+    """The manifest of a run whose text this tokenizer.json cuts, and the copy of the file that goes beside the run's.
     borders: what stands before and behind each document of shards; None, of files: as the tokenizer's own folder says."""
     from dilocox_peer.data.tokenizer import FILE_NAME, JsonTokenizer
-    from dilocox_peer.data.tokenizer_files import bounds_beside, keep_tokenizer, read_tokenizer_file
+    from dilocox_peer.data.tokenizer_files import bounds_beside, read_tokenizer_file
 
     content = read_tokenizer_file(given)
     bos, eos = borders or bounds_beside(given, content)
@@ -92,24 +106,18 @@ def _with_tokenizer(
     copy = path.parent / FILE_NAME
     if copy.exists() and copy.read_bytes() != content and not flags.force:
         raise ConfigError(f"{copy} exists and is another: pass --force to overwrite it, or put {path.name} elsewhere")
-    keep_tokenizer(tokenizers_folder(flags.home), given)
-    write_whole(copy, content)
     told = f"{bos or 'nothing'} before and {eos or 'nothing'} behind each document"
     needed = (
         "volunteers do not need it: the shards are tokens already"
         if borders is not None
         else "stage 0 needs this file: join it once with --tokenizer"
     )
-    typer.echo(f"wrote {copy}: {tokenizer.vocab_size:,} tokens, {told}; {needed}")
+    beside = _Beside(copy, content, given, f"wrote {copy}: {tokenizer.vocab_size:,} tokens, {told}; {needed}")
     model = manifest.model
     if tokenizer.vocab_size > model.vocab_size and not isinstance(model, PublishedSection):
         model = model.model_copy(update={"vocab_size": tokenizer.vocab_size})
-    return manifest.model_copy(
-        update={
-            "model": model,
-            "data": manifest.data.model_copy(update={"tokenizer": tokenizer.name, "bos": bos, "eos": eos}),
-        }
-    )
+    section = manifest.data.model_copy(update={"tokenizer": tokenizer.name, "bos": bos, "eos": eos})
+    return manifest.model_copy(update={"model": model, "data": section}), beside
 
 
 def _of_preset(flags: InitFlags) -> Manifest:
@@ -132,8 +140,8 @@ def _of_preset(flags: InitFlags) -> Manifest:
         raise ConfigError(f"--stages {flags.stages}: {error}; raise model.layers in a run.toml of your own") from None
 
 
-def _with_shards(manifest: Manifest, folder: Path, path: Path, flags: InitFlags) -> Manifest:
-    """The manifest of a run on the shards in a folder that `tokenize` wrote, with the tokenizer they were made by."""
+def _with_shards(manifest: Manifest, folder: Path, path: Path, flags: InitFlags) -> tuple[Manifest, _Beside | None]:
+    """The manifest of a run on the shards in a folder that `tokenize` wrote, with the tokenizer they were made by, which is to lie beside it."""
     from dilocox_peer.data.catalogue import read_catalogue
     from dilocox_peer.data.shards import sizes_of
 
@@ -149,8 +157,9 @@ def _with_shards(manifest: Manifest, folder: Path, path: Path, flags: InitFlags)
                 f"the shards in {folder} have {catalogue.vocab_size:,} tokens, the model knows {manifest.model.vocab_size:,}: make them "
                 "anew with its own tokenizer"
             )
+    beside: _Beside | None = None
     if catalogue.tokenizer != BYTES:
-        manifest = _with_tokenizer(manifest, folder, path, flags, (catalogue.bos, catalogue.eos))
+        manifest, beside = _with_tokenizer(manifest, folder, path, flags, (catalogue.bos, catalogue.eos))
         if manifest.data.tokenizer != catalogue.tokenizer:
             raise ConfigError(f"{folder} holds another tokenizer.json than its shards were made by: make them anew")
     sizes = sizes_of(catalogue.train)
@@ -179,7 +188,7 @@ def _with_shards(manifest: Manifest, folder: Path, path: Path, flags: InitFlags)
         raise ConfigError(
             f"--data-url {flags.data_url[:200]}: {first_error(error)}; give https://HOST/FOLDER"
         ) from None
-    return manifest.model_copy(update={"data": data})
+    return manifest.model_copy(update={"data": data}), beside
 
 
 def sign_run_file(flags: SignFlags) -> None:
@@ -190,7 +199,9 @@ def sign_run_file(flags: SignFlags) -> None:
         typer.echo(f"note: filled in with defaults what {flags.path} left out of {', '.join(sections)}", err=True)
 
 
-def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
+def _sign_and_write(
+    manifest: Manifest, path: Path, key_path: Path, beside: _Beside | None = None, home: Path | None = None
+) -> None:
     try:
         key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -204,10 +215,29 @@ def _sign_and_write(manifest: Manifest, path: Path, key_path: Path) -> None:
             f"the run's settings take {max(len(content), len(signed.to_bytes())):,} bytes, peers read {MAX_MANIFEST_BYTES:,}: use fewer "
             "stages or a model with a shorter config.json"
         )
-    write_whole(path, content)
+    if beside is None:
+        write_whole(path, content)
+    else:
+        _write_both(path, content, beside, home)
+        typer.echo(beside.told)
     if warning := idle_warning(signed):
         typer.echo(f"note: {warning}", err=True)
     typer.echo(f"wrote {path}: run {signed.run.name!r}, id {signed.run_id[:16]}, signed with {key_path}")
+
+
+def _write_both(path: Path, content: bytes, beside: _Beside, home: Path | None) -> None:
+    """Both or neither: an older run's file would be left with another tokenizer beside it. Raises ConfigError, DiskTakesNothing."""
+    from dilocox_peer.data.tokenizer_files import keep_tokenizer
+
+    keep_tokenizer(tokenizers_folder(home), beside.given)
+    if path.exists() and not path.is_file():  # a device or a pipe
+        write_whole(beside.path, beside.content)
+        write_whole(path, content)
+        return
+    try:
+        replace_together({beside.path: beside.content, path: content})
+    except OSError as error:
+        raise not_written(f"{path} cannot be written", error, WRITABLE) from None
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -223,7 +253,7 @@ def write_whole(path: Path, content: bytes) -> None:
         else:
             replace_file(path, [content])
     except OSError as error:
-        raise not_written(f"{path} cannot be written", error) from None
+        raise not_written(f"{path} cannot be written", error, WRITABLE) from None
 
 
 def check_writable(path: Path, flag: str) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import re
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +46,18 @@ def run_invite(flags: InviteFlags) -> None:
         )
     if flags.for_peer is not None and flags.uses is not None:
         raise ConfigError("--for and --uses both say for whom it is: pass one of them")
-    now = time.time()
+    from dilocox_peer.peer.desk import OwnerRecords
+
+    now, issued_ms = time.time(), int(time.time() * 1000)
+    with suppress(ConfigError):  # of records that cannot be read nobody says when
+        records = OwnerRecords(flags.home or default_home(), manifest.run_id)
+        revoked = records.revocations(run_id=manifest.run_id, owner=owner.peer_id)
+        issued_ms = max(issued_ms, revoked.number + 1)  # who was put out while this clock was ahead is let in by it
     grant = Grant(
         run_id=manifest.run_id,
         grant_id=secrets.token_bytes(GRANT_ID_BYTES),
         rights=frozenset({_right(flags.rights)}),
-        issued_ms=int(now * 1000),
+        issued_ms=issued_ms,
         expires_s=int(now) + seconds_of(flags.expires),
         peer=None if flags.for_peer is None else peer_named(flags.for_peer, "--for"),
         uses=0 if flags.for_peer is not None else (flags.uses or 1),

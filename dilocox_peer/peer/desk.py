@@ -47,6 +47,7 @@ def open_folder(folder: Path) -> None:
             os.chown(each, home.st_uid, home.st_gid, follow_symlinks=False)
 
 
+_REMEDY = "see that it is in a folder of yours, with rights for you, or pass another --home"
 _REDEEMED = re.compile(r"([0-9a-f]{32}) ([1-9A-HJ-NP-Za-km-z]{46,64})")
 
 
@@ -68,20 +69,20 @@ class OwnerRecords:
         except FileNotFoundError:
             return Revocations(run_id, 0, ())
         except OSError as error:
-            raise ConfigError(f"{self._revocations} cannot be read: {error.strerror}") from None
+            raise ConfigError(f"{self._revocations} cannot be read: {error.strerror}; {_REMEDY}") from None
         try:
             return Revocations.from_bytes(raw, run_id=run_id, owner=owner)
         except ValueError as error:
             raise ConfigError(f"{self._revocations} is {error}: move it away, and revoke again") from None
 
     def write_revocations(self, revocations: Revocations) -> None:
-        """The file is the old one or the new one, never a part. Raises ConfigError."""
+        """The file is the old one or the new one, never a part. Raises ConfigError, DiskTakesNothing."""
         try:
             open_folder(self.folder)
             # No secret; the bootstrap may run as another user than the one who revokes.
             replace_file(self._revocations, [revocations.to_bytes()])
         except OSError as error:
-            raise ConfigError(f"{self._revocations} cannot be written: {error.strerror}") from None
+            raise not_written(f"{self._revocations} cannot be written", error, _REMEDY) from None
 
     def directive(self, *, run: Digest, owner: PeerId) -> Directive | None:
         """None if none was signed yet. Raises ConfigError when what is there cannot be read or is not the owner's."""
@@ -91,7 +92,7 @@ class OwnerRecords:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ConfigError(f"{self._directive} cannot be read: {error.strerror}") from None
+            raise ConfigError(f"{self._directive} cannot be read: {error.strerror}; {_REMEDY}") from None
         try:
             directive = read_directive(raw)
             if reason := why_not_directive(directive, run=run, owner=owner, verify=verify):
@@ -102,12 +103,12 @@ class OwnerRecords:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else writes a directive meanwhile: what was read within is what is replaced. Raises ConfigError."""
+        """Nobody else writes a directive meanwhile: what was read within is what is replaced. Raises ConfigError, DiskTakesNothing."""
         try:
             open_folder(self.folder)
             held = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise ConfigError(f"{self.folder} cannot be used: {error.strerror}") from None
+            raise not_written(f"{self.folder} cannot be used", error, _REMEDY) from None
         try:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +122,7 @@ class OwnerRecords:
             os.close(held)
 
     def take_directive(self, directive: Directive, owner: PeerId) -> bool:
-        """Writes what was said elsewhere, unless what lies there counts before it; whether it was written. Raises ConfigError."""
+        """Writes what was said elsewhere, unless what lies there counts before it; whether it was written. Raises ConfigError, DiskTakesNothing."""
         with self.alone():
             known = self.directive(run=directive.run, owner=owner)
             if known is not None and newest_first((known, directive))[0] == known:
@@ -135,7 +136,7 @@ class OwnerRecords:
             open_folder(self.folder)
             replace_file(self._directive, [directive.to_bytes()])
         except OSError as error:
-            raise ConfigError(f"{self._directive} cannot be written: {error.strerror}") from None
+            raise not_written(f"{self._directive} cannot be written", error, _REMEDY) from None
 
     def open_redeemed(self) -> "Redeemed":
         """Raises ConfigError when it cannot be used, or another process uses it."""
@@ -162,7 +163,7 @@ class Redeemed:
                 f"{path} is in use: another bootstrap redeems this run's invitations; give the owner's key to one alone"
             ) from None
         except OSError as error:
-            raise not_written(f"{path} cannot be used", error) from None
+            raise not_written(f"{path} cannot be used", error, _REMEDY) from None
         self.used: dict[bytes, set[PeerId]] = {}
         for line in text.split("\n")[:-1]:
             if (found := _REDEEMED.fullmatch(line)) is not None:
@@ -230,7 +231,7 @@ class Desk:
     async def beat(self, directory: Directory) -> None:
         """Reads again what the owner has revoked, here or from elsewhere, and sees that the directory has the newest list.
 
-        Raises ConfigError, RunUnreachable.
+        Raises ConfigError, DiskTakesNothing, RunUnreachable.
         """
         records, gate = self._records, self.gate
         own = await asyncio.to_thread(records.revocations, run_id=gate.run_id, owner=gate.owner)

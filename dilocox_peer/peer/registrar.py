@@ -17,7 +17,7 @@ from pathlib import Path
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.errors import ConfigError, DiskTakesNothing, PeerUnavailable, ProtocolError, RunUnreachable
 from dilocox_peer.events import Failed, Listener, MessageRefused, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.lasting import lasting
@@ -262,7 +262,7 @@ class Registrar:
             return
         try:
             is_written = await asyncio.to_thread(records.take_directive, said, self._key.peer_id)
-        except ConfigError as error:
+        except (ConfigError, DiskTakesNothing) as error:
             if str(error) != self._unwritten:
                 self._listener(Failed("the owner's directives", str(error)))
             self._unwritten = str(error)

@@ -18,7 +18,7 @@ from dilocox_peer.cli.init import write_run_file
 from dilocox_peer.cli.invite import BOOTSTRAP
 from dilocox_peer.cli.owner import CHANGES, run_owner
 from dilocox_peer.config import preset, read_signed_manifest
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, DiskTakesNothing
 from dilocox_peer.invitation import Invitation, format_invitation
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.desk import OwnerRecords
@@ -164,7 +164,7 @@ def test_what_the_run_knows_is_shown_where_nothing_can_be_written(said, elsewher
     told = capsys.readouterr()
     assert "directive 4: ends after round 9" in told.out
     assert "not written down here: " in told.err
-    with pytest.raises(ConfigError, match="Read-only"):
+    with pytest.raises(DiskTakesNothing, match="Read-only file system; mount it writable again"):
         said("pause", link=elsewhere.link)
 
 

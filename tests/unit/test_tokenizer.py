@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -187,6 +188,24 @@ def test_init_overwrites_no_other_tokenizer(tmp_path):
     with pytest.raises(ConfigError, match="exists and is another: pass --force"):
         write_run_file(flags)
     assert not flags.path.exists()
+
+
+def test_init_that_cannot_sign_leaves_run_and_tokenizer_as_they_were(tmp_path, capsys):
+    """The tokenizer.json of the run that was there was another one then, and its volunteers were given the wrong file."""
+    folder = write_model_folder(tmp_path / "model")
+    write_run_file(InitFlags(path=tmp_path / "run.toml", tokenizer=folder, home=tmp_path / "home"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tokenizer.json").write_bytes(bpe_file(400))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    (tmp_path / "bad" / "owner.key").mkdir(parents=True)
+    flags = InitFlags(path=tmp_path / "run.toml", tokenizer=tmp_path / "other", home=tmp_path / "bad", force=True)
+    with pytest.raises(ConfigError, match="is a directory; pass another --owner-key"):
+        write_run_file(flags)
+    with pytest.raises(ConfigError):
+        write_run_file(replace(flags, path=tmp_path / "model" / ".." / "empty" / "run.toml"))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert "wrote" not in capsys.readouterr().out
 
 
 def test_a_file_at_which_the_library_breaks_down_is_refused_in_one_line():
