@@ -151,6 +151,9 @@ class ShardFetcher:
         self._not_before: dict[str, float] = {}
         self._fetched: dict[str, int] = {}  # how often it came
         self._left_out: dict[PeerId, float] = {}  # until then
+        self._web_refused: dict[
+            str, tuple[int, float]
+        ] = {}  # how often in a row what the web had was none; not asked before then
 
     async def run(self) -> None:
         while True:
@@ -197,9 +200,16 @@ class ShardFetcher:
         try:
             await self._store.fetch(name, donors=donors, max_bytes=size_bytes, timeout_s=timeout_s)
         except (ThingUnavailable, TimeoutError) as error:
-            if self._web is None:
+            times, not_before = self._web_refused.get(shard.sha256, (0, 0.0))
+            if self._web is None or time.monotonic() < not_before:
                 raise
-            await self._web.fetch(shard.file_name, name, max_bytes=size_bytes, is_exact=True)
+            try:
+                await self._web.fetch(shard.file_name, name, max_bytes=size_bytes, is_exact=True)
+            except DilocoxError:  # it may have come whole, and be another: that costs as much each time
+                again_s = min(AGAIN_S * 2 ** min(times + 1, 10), MOST_AGAIN_S)
+                self._web_refused[shard.sha256] = times + 1, time.monotonic() + again_s
+                raise
+            self._web_refused.pop(shard.sha256, None)
             if isinstance(error, TimeoutError):
                 self._left_out |= dict.fromkeys(donors, time.monotonic() + LEFT_OUT_S)
             return True

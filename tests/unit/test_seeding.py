@@ -280,3 +280,34 @@ def test_a_shard_that_peers_only_trickle_comes_from_the_web_within_minutes(tmp_p
     assert web.asked == [shard.file_name for shard in CATALOGUE.shards]
     assert [each.is_from_web for each in told] == [True, True]
     assert [peers for peers, _ in asked] == [[PeerId("trickles")], []]
+
+
+def test_a_web_server_with_another_shard_is_asked_less_and_less_often(monkeypatch):
+    """It was asked every five seconds, for the whole of it each time; peers are still."""
+    fed: Any = Fed()
+    fed.wanted = (SHARD,)
+    told, asked, from_peers = list[Any](), list[float](), list[float]()
+
+    class Lacking:
+        async def path(self, _name):
+            return None
+
+        async def fetch(self, _name, **_):
+            from_peers.append(asyncio.get_running_loop().time())
+            raise ThingUnavailable("nobody has it")
+
+    class Wrong:
+        async def fetch(self, *_, **__):
+            asked.append(asyncio.get_running_loop().time())
+            raise DilocoxError("its sha256 is another")
+
+    async def scenario():
+        stored: Any = Lacking()
+        running = asyncio.create_task(ShardFetcher(fed, stored, CATALOGUE, nobody, told.append, Wrong()).run())
+        await asyncio.sleep(3600.0)
+        running.cancel()
+
+    run_virtually(scenario(), monkeypatch)
+    assert 5 <= len(asked) <= 13
+    assert len(told) == len(asked)
+    assert len(from_peers) > 500
