@@ -135,7 +135,8 @@ class ChatTemplate:
             ValueError,
             LookupError,
             ArithmeticError,
-            RecursionError,
+            AttributeError,
+            RuntimeError,
             MemoryError,
         ) as error:
             raise NoConversation(f"the template refuses it: {_one_line(error)}") from None

@@ -415,9 +415,13 @@ def _tables(path: Path, column: str, columns: "_Columns", *, is_text: bool) -> I
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path}: damaged or no such table ({reason}); fetch it again") from None
     except UnicodeDecodeError:  # whoever wrote it said that these bytes are text, and nothing has checked that
-        raise ConfigError(f"{path}: column {column!r} has text that is no UTF-8; convert it, or take it out") from None
+        raise _no_utf8(path, column) from None
     if is_empty:
         raise ConfigError(f"{path}: column {column!r} is empty; --column names another")
+
+
+def _no_utf8(path: Path, column: str) -> ConfigError:
+    return ConfigError(f"{path}: column {column!r} has text that is no UTF-8; convert it, or take it out")
 
 
 _Columns = Callable[[Any, Path, str, bool], Iterator[Any]]
@@ -439,8 +443,15 @@ def _arrow_columns(pyarrow: Any, path: Path, column: str, is_text: bool) -> Iter
     with pyarrow.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
         _require_column(pyarrow, reader.schema, column, path, is_text=is_text)
         for batch in reader:
+            values = batch.column(reader.schema.get_field_index(column))
+            try:
+                values.validate(
+                    full=True
+                )  # where a value lies is read as the file has it: a damaged one would end the process by a signal
+            except pyarrow.ArrowInvalid as error:
+                raise _no_utf8(path, column) if "UTF8" in str(error) else error from None
             for start in range(0, batch.num_rows, _ROWS):
-                yield batch.column(reader.schema.get_field_index(column)).slice(start, _ROWS)
+                yield values.slice(start, _ROWS)
 
 
 def _require_column(pyarrow: Any, schema: Any, column: str, path: Path, *, is_text: bool) -> None:

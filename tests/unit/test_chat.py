@@ -96,6 +96,15 @@ def test_a_template_fills_no_memory(bomb):
         template(bomb + TEMPLATE).written(TALKS[3])
 
 
+@pytest.mark.parametrize("breaks", ["{{ cycler() }}", "{{ joiner(1)|batch('a')|list }}"])
+def test_a_template_that_breaks_off_is_said_to_refuse(breaks):
+    """Its process ended in a traceback, and it was said to be late; three times, and the whole work ended."""
+    with ChatProcess(TemplateFiles(breaks + TEMPLATE, {}), ()) as process:
+        for _ in range(MAX_LATE + 1):
+            with pytest.raises(NoConversation, match="the template refuses it"):
+                process.written(TALKS[3])
+
+
 FOR_EVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
 DOUBLING = "{% set t = namespace(x='ab') %}{% for i in range(60) %}{% set t.x = t.x ~ t.x %}{% endfor %}{{ t.x }}"
 

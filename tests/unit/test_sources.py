@@ -149,6 +149,22 @@ def test_a_table_whose_text_is_no_utf8_is_refused(tmp_path, name):
     assert told == [f"{tmp_path / name}: column 'text' has text that is no UTF-8; convert it, or take it out; left out"]
 
 
+@pytest.mark.parametrize("offsets", [(0, 2**30, 2**30), (0, -(2**31), 4), (3, 1, 4), (-(2**30), 2, 4)])
+def test_a_table_whose_texts_lie_outside_the_file_ends_no_process(tmp_path, offsets):
+    """Three bytes that a disk had changed ended `tokenize` and peers by a signal, or in a traceback."""
+    sound = pyarrow.table({"text": ["ab", "cd"]})
+    with pyarrow.ipc.new_stream(tmp_path / "a.arrow", sound.schema) as stream:
+        stream.write_table(sound)
+    raw, right = (tmp_path / "a.arrow").read_bytes(), struct.pack("<3i", 0, 2, 4)
+    assert raw.count(right) == 1
+    (tmp_path / "a.arrow").write_bytes(raw.replace(right, struct.pack("<3i", *offsets)))
+    (tmp_path / "b.txt").write_text("sound")
+    told: list[str] = []
+    assert read(tmp_path, refused=told.append) == ["sound"]
+    assert len(told) == 1
+    assert "damaged or no such table" in told[0]
+
+
 def test_a_table_with_a_damaged_page_is_one_line(tmp_path):
     write_all(tmp_path)
     raw = bytearray((tmp_path / "a.parquet").read_bytes())
