@@ -40,6 +40,7 @@ CUT_BYTES = 1 << 20
 interpreter for long, and a dump of everything in one file can be split."""
 
 _ROWS = 256  # of a table at a time
+_ROWS_BYTES = 16 << 20  # and about so much of their text
 _TOLD = 3  # lines or conversations of a file that are left out with a line each
 _BLOCK_BYTES = 1 << 20
 _PACKED_BYTES = 1 << 12  # of zstd at a time: what it unpacks to is bounded by nothing else
@@ -433,8 +434,20 @@ def _parquet_columns(pyarrow: Any, path: Path, column: str, is_text: bool) -> It
 
     with parquet.ParquetFile(path, memory_map=True) as file:
         _require_column(pyarrow, file.schema_arrow, column, path, is_text=is_text)
-        for batch in file.iter_batches(batch_size=_ROWS, columns=[column], use_threads=False):
-            yield batch.column(0)
+        for group in range(file.num_row_groups):
+            rows = _rows_at_once(file.metadata.row_group(group), column)
+            for batch in file.iter_batches(rows, row_groups=[group], columns=[column], use_threads=False):
+                yield batch.column(0)
+
+
+def _rows_at_once(group: Any, column: str) -> int:
+    """Fewer of long documents, as far as the file says how long they are."""
+    parts = [group.column(index) for index in range(group.num_columns)]
+    size: int = sum(
+        each.total_uncompressed_size for each in parts if f"{each.path_in_schema}.".startswith(f"{column}.")
+    )
+    num_rows: int = group.num_rows
+    return max(1, min(_ROWS, _ROWS_BYTES * num_rows // max(1, size)))
 
 
 def _arrow_columns(pyarrow: Any, path: Path, column: str, is_text: bool) -> Iterator[Any]:
