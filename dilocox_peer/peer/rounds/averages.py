@@ -187,10 +187,10 @@ class Slicing:
         """From the leader of its ballot, which may lack what we have said: it hears that again."""
         name = inputs_of(message.entries)
         self._num_heard += 1
-        if name in self._batches:
-            self._current = name
-            return self._said_again(name, [sender]), None
-        return [], self._take_up(name, sender, Named(message.entries, now, is_news=True))
+        if name not in self._batches:
+            return [], self._take_up(name, sender, Named(message.entries, now, is_news=True))
+        self._go_over_to(name, now)
+        return self._said_again(name, [sender]), None
 
     def said_of(self, entries: Sequence[Entry], leader: PeerId) -> list[Action]:
         """What we have said of these, to who is not heeded here yet: what was said before it named them was lost there."""
@@ -204,7 +204,7 @@ class Slicing:
             return
         self._num_heard += 1
         if (name := inputs_of(value.entries)) in self._batches:
-            self._current = name
+            self._go_over_to(name, now)
         else:
             self._take_up(name, leader, Named(value.entries, now))
 
@@ -216,8 +216,16 @@ class Slicing:
         if self._named[leader] >= MAX_ASKED:
             return "names inputs again and again"
         self._named[leader] += 1
-        self._batches[name], self._current = batch, name
+        self._batches[name] = batch
+        self._go_over_to(name, batch.since)
         return None
+
+    def _go_over_to(self, name: Digest, now: float) -> None:
+        """These are averaged from now on, and no others."""
+        if name != self._current:
+            if (before := self._batch) is not None:
+                before.until = now
+            self._current, self._batches[name].heeded, self._batches[name].until = name, now, FOREVER
 
     def on_averages(self, sender: PeerId, message: Averages) -> tuple[list[Action], str | None]:
         batch = self._batches.get(message.inputs)
@@ -378,10 +386,8 @@ class Slicing:
         value, conduct = certificate.value, self._seat.owner.conduct
         if (batch := self._batches.get(inputs_of(value.entries))) is None:
             return
-        then = now - self.patience_s
-        silent = {
-            peer for each in self._batches.values() for peer in each.idle(self._orders, then, self.gathering.holds)
-        }
+        heeded = [each for each in self._batches.values() if each.was_heeded_for(self.patience_s, now)]
+        silent = {peer for each in heeded for peer in each.idle(self._orders, self.gathering.holds)}
         if now >= self.late_at:
             drawn = {peer for order in self._orders for peer in order[:VOUCHING]}
             silent |= {peer for peer in drawn if not self.gathering.has_spoken(peer)}
@@ -429,7 +435,7 @@ class Slicing:
             self._batches[name] = Named(tuple(entries), now, is_news=True)
             self._named[self._seat.me] += 1
         elif self._asked == (ballot, name) and now < self._asked_at + self._seat.timing.retry_s:
-            self._current = name  # another has named its own meanwhile
+            self._go_over_to(name, now)  # another has named its own meanwhile
             return []
         elif self._current == name:
             batch = self._batches[name]
@@ -438,7 +444,8 @@ class Slicing:
             lacking = {peer for index, peer in drawn if peer not in batch.said.get(index, {})}
             asked = sorted(lacking - {self._seat.me})
         self._num_heard += name != self._current or not self._leads
-        self._current, self._asked, self._asked_at, self._leads = name, (ballot, name), now, True
+        self._go_over_to(name, now)
+        self._asked, self._asked_at, self._leads = (ballot, name), now, True
         return [*send_all(asked, message)]
 
     def asked(self, entries: Sequence[Entry], now: float, few: Callable[[Sequence[Entry]], bool]) -> Sequence[Entry]:

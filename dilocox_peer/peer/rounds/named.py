@@ -15,6 +15,7 @@ from dilocox_peer.events_of_rounds import AveragesDiffer
 from dilocox_peer.peer.rounds.chain import Place, Verifier
 from dilocox_peer.peer.rounds.contract import Action
 from dilocox_peer.peer.rounds.slices import supporters
+from dilocox_peer.peer.rounds.timing import FOREVER
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import VOUCHING, Entry, Result, SliceOutcome, Value, average_statement, inputs_of
 
@@ -27,10 +28,13 @@ SliceWords = dict[PeerId, tuple[SliceOutcome, bytes]]
 @dataclass(slots=True)
 class Named:
     """said: of each slice. settled: slices whose result is known and to be had, by now; known: since when, of all that ever were. opened: since when others are not. settled_at: when the last one was.
+    heeded, until: since when these are what is averaged, and until when, as another leader names others, and who averages goes over to them.
     misers: who said of a slice what was then asked for in vain, or did not come. tried: how often, of each such result. failing: those of them of whom a fetch came to nothing. took: of others' results that are here, seconds since they were known."""
 
     entries: tuple[Entry, ...]
     since: float
+    heeded: float = FOREVER
+    until: float = FOREVER
     said: dict[int, SliceWords] = field(default_factory=dict)
     under_way: set[int] = field(default_factory=set)
     settled: set[int] = field(default_factory=set)
@@ -92,13 +96,12 @@ class Named:
 
     # ---- who is to blame ----
 
-    def idle(
-        self, orders: Sequence[Sequence[PeerId]], then: float, holds: Callable[[PeerId, Set[Digest]], bool]
-    ) -> set[PeerId]:
-        """Those that say they hold all of what was named, first in the order of a slice, and have not averaged it in the time that there is for
-        it: if this was named before then."""
-        if then <= self.since:
-            return set()
+    def was_heeded_for(self, seconds: float, now: float) -> bool:
+        """Whether it was what is averaged for so long in one go: whoever goes over to other inputs averages these no more, and is not to blame."""
+        return min(now, self.until) - self.heeded > seconds
+
+    def idle(self, orders: Sequence[Sequence[PeerId]], holds: Callable[[PeerId, Set[Digest]], bool]) -> set[PeerId]:
+        """Those that say they hold all of what was named, first in the order of a slice, and have not averaged it."""
         tables = {each.blob for each in self.entries}
         pairs = ((index, peer) for index, order in enumerate(orders) for peer in order[:VOUCHING])
         late = {peer for index, peer in pairs if peer not in self.said.get(index, {})}
