@@ -1,5 +1,6 @@
 """A copy of another stage: proven or not there, on disk and on its way."""
 
+import errno
 import random
 from pathlib import Path
 
@@ -173,6 +174,34 @@ def test_killed_in_between_the_old_copy_is_there_and_a_damaged_one_is_none(tmp_p
     for length in range(0, len(whole), 101):
         log.write_bytes(whole[:length])
         assert store.load() is None
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_full_disk_while_another_branch_is_taken_over_leaves_the_old_copy_though_it_is_of_the_same_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    store = BackupStore(tmp_path / "copy", MANIFEST, STAGE, verify)
+    old, new = CertifiedStage().rounds(4), CertifiedStage(2.0).rounds(4)
+    assert old.states[3].round == new.states[3].round
+    keep_in(store, old.certificates, old.states[3])
+
+    def full(_self: object, _growth: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    for _ in range(times):
+        with monkeypatch.context() as patched:
+            patched.setattr(BackupStore, "write_chain", full)
+            with pytest.raises(OSError, match="no room"):
+                keep_in(store, new.certificates, new.states[3])
+        found = store.load()
+        assert found is not None
+        assert found.state == old.states[3]
+    for stage in (new, CertifiedStage(3.0).rounds(4)):
+        keep_in(store, stage.certificates, stage.states[3])
+        found = store.load()
+        assert found is not None
+        assert found.state == stage.states[3]
+        assert len(list((tmp_path / "copy" / "checkpoints").iterdir())) == 1
 
 
 def test_a_chain_that_grows_costs_what_has_come_and_its_older_part_stays_on_the_disk(

@@ -100,7 +100,8 @@ class BackupStore:
     def save(self, state: AnchorState, growth: Durable | None) -> Sequence[Block]:
         """Replaces the state that is there, as the chain with this growth proves it; killed at any point, the old one or the new one can be
         loaded. For `settle`. Raises OSError."""
-        path = write_checkpoint(self._folder / CHECKPOINTS, self._manifest.run_id, state, keep=2)
+        folder, run_id = self._folder / CHECKPOINTS, self._manifest.run_id
+        path = write_checkpoint(folder, run_id, state, keep=2, replaces=False)
         blocks = self.write_chain(growth) if growth is not None else ()
         keep_only(path)
         return blocks

@@ -29,7 +29,7 @@ from dilocox_peer.types import DIGEST_BYTES, Digest, Layout, RunId
 
 KEEP = 3
 FORMAT = "dilocox-anchor-1"
-_NAME = re.compile(r"anchor-(\d{8})\.safetensors")
+_NAME = re.compile(r"anchor-(\d{8})(-beside)?\.safetensors")
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 16 * 1024 * 1024
 
@@ -51,15 +51,19 @@ def write_checkpoint(
     keep: int = KEEP,
     durable: bool = True,
     unexplained: Collection[Path] = (),
+    replaces: bool = True,
 ) -> Path:
     """Path of the durable file of state; of the others all beyond `keep` are removed. durable: False where it need not outlive a power
-    cut. unexplained: as of `prune`. Creates folder. Raises OSError.
+    cut. unexplained: as of `prune`. replaces: the file of another state of the same round; False: it stays, and this one lies beside it, as two branches
+    have a state of one round, and so have a view change and its parent. Creates folder. Raises OSError.
 
     Files of later rounds go first: they are of a branch that was given up for state's, which may have fewer rounds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     header = _header(run_id, state.layout, state.head, state.round, state.outline)
     path = _path(folder, state.round)
+    if not replaces and _is_of_another(path, state.head):
+        path = path.with_stem(f"{path.stem}-beside")
     sweep_parts(folder)  # of a process that was killed in mid-write
     replace_file(path, [_LENGTH.pack(len(header)), header, *state.parts()], durable=durable)
     prune(path, keep=keep, unexplained=unexplained)
@@ -225,6 +229,14 @@ def _head_of(path: Path) -> Digest:
         return Digest(bytes.fromhex(_read_header(path)[0]["__metadata__"].get("head", "")))
     except ValueError:
         return Digest(b"")
+
+
+def _is_of_another(path: Path, head: Digest) -> bool:
+    """Whether a whole file is there, of a state at another head."""
+    try:
+        return _head_of(path) != head
+    except (StateCorrupt, OSError):
+        return False
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
