@@ -81,21 +81,45 @@ class Queued:
             self._write(*waiting)
 
 
-def event_printer(*, as_json: bool) -> Listener:
-    """A listener that writes each event as one line. Debug events (progress) are left out of the lines for people."""
-    out, console = sys.stdout, Console(highlight=False, soft_wrap=True)
+def event_printer(*, as_json: bool, on_closed: Callable[[], None] = lambda: None) -> Listener:
+    """A listener that writes each event as one line. Debug events (progress) are left out of the lines for people. on_closed: whoever read them is
+    gone (`| head`), which standard error is told as well; in the thread, once."""
+    out, console, is_closed = sys.stdout, _Lines(highlight=False, soft_wrap=True), False
 
     def write(event: Event, at_s: float) -> None:
-        with suppress(OSError, ValueError):  # whoever read us may be gone, which must not stop us from leaving
+        nonlocal is_closed
+        if is_closed:
+            return
+        try:
             if as_json:
                 out.write(plain_json(event.record(at_s)) + "\n")
                 out.flush()
             else:
                 write_line(event, at_s, console)
+        except BrokenPipeError:  # a reader that ends must not end what it read of
+            is_closed = True
+            _let_stdout_go()
+            on_closed()
+        except (OSError, ValueError):
+            pass
 
     queued = Queued(write)
     atexit.register(queued.close)
     return queued
+
+
+class _Lines(Console):
+    """Rich would end the thread."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def _let_stdout_go() -> None:
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the rest is tried again at exit
+    with suppress(OSError, ValueError):  # it may be the same pipe
+        print("dilocox-peer: nobody reads standard output any more; the work goes on", file=sys.stderr, flush=True)
 
 
 class EventFile:

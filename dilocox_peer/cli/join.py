@@ -115,7 +115,9 @@ def run_join(flags: JoinFlags) -> None:
         if on_screen:
             typer.echo(f"{StartupStep.LOADING} ...")
         else:
-            observer.add(event_printer(as_json=flags.log.is_json))
+            how = f"`dilocox-peer leave{home.name_flag}` ends it"
+            gone = Failed("standard output", f"nobody reads it any more; the peer goes on, {how}")
+            observer.add(event_printer(as_json=flags.log.is_json, on_closed=lambda: observer(gone)))
         # Only now the heavy imports: a typing error in a flag should not take two seconds to be told. And not in the loop,
         # where hivemind's would keep Ctrl-C waiting.
         with interruptible():

@@ -322,3 +322,33 @@ def test_the_end_of_a_command_does_not_lose_its_last_lines():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60).stdout
     assert [json.loads(line)["text"] for line in out.splitlines()] == [str(number) for number in range(1000)]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_who_stops_reading_does_not_end_what_it_read_of_and_that_is_told_once(as_json):
+    """As `dilocox-peer join LINK | head -1` does."""
+    code = (
+        "import sys, time\n"
+        "from dilocox_peer.cli.eventlog import event_printer\n"
+        "from dilocox_peer.events import Remark\n"
+        f"tell = event_printer(as_json={as_json}, on_closed=lambda: print('told', file=sys.stderr))\n"
+        "tell(Remark('first'))\n"
+        "sys.stdin.readline()\n"
+        "for number in range(3): tell(Remark(str(number)))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    assert "first" in process.stdout.readline()
+    process.stdout.close()
+    process.stdin.write("\n")
+    process.stdin.close()
+    assert process.stderr.read().splitlines() == [
+        "dilocox-peer: nobody reads standard output any more; the work goes on",
+        "told",
+    ]
+    assert process.wait(60) == 0
+    process.stderr.close()
