@@ -1,5 +1,7 @@
 """Paths with `~` in them, on machines where nobody's home folder is known as well: a container's user that the system does not list."""
 
+import os
+import pwd
 from pathlib import Path
 
 from dilocox_peer.errors import ConfigError
@@ -7,10 +9,11 @@ from dilocox_peer.errors import ConfigError
 
 def expanded(path: str | Path) -> Path:
     """With the folder that `~` or `~user` stands for. Raises ConfigError where there is none."""
+    first, *others = Path(path).parts or (".",)
     try:
-        return Path(path).expanduser()
+        return _home().joinpath(*others) if first == "~" else Path(path).expanduser()
     except RuntimeError:
-        if Path(path).parts[0] == "~":
+        if first == "~":
             raise ConfigError("no home folder is known here: set HOME, or pass --home") from None
         raise ConfigError(f"{path}: no user of that name has a home folder here: write the whole path") from None
 
@@ -18,7 +21,17 @@ def expanded(path: str | Path) -> Path:
 def with_tilde(path: Path) -> str:
     """As a person reads it: `~` for the home folder, if one is known."""
     try:
-        home = Path.home()
+        home = _home()
     except RuntimeError:
         return str(path)
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def _home() -> Path:
+    """An empty HOME is none, as in cron tables and containers: pathlib takes it for the root of all files. Raises RuntimeError."""
+    if os.environ.get("HOME") != "":
+        return Path.home()
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        raise RuntimeError("no home folder") from None

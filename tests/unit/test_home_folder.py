@@ -5,6 +5,7 @@ import pwd
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,6 +75,18 @@ def test_keys_and_state_need_a_folder_that_is_known(homeless, tmp_path):
     homeless.setenv("XDG_DATA_HOME", "~nobody-of-that-name")
     with pytest.raises(ConfigError, match="~nobody-of-that-name: no user of that name has a home folder here"):
         default_home()
+
+
+def test_an_empty_home_is_none_and_not_the_root_of_all_files(homeless, tmp_path):
+    homeless.setenv("HOME", "")
+    for of_nobody in (default_home, lambda: expanded("~"), lambda: expanded("~/a")):
+        with pytest.raises(ConfigError, match=UNKNOWN):
+            of_nobody()
+    assert with_tilde(Path("/elsewhere")) == "/elsewhere"
+    assert expanded("") == Path()
+    homeless.setattr(pwd, "getpwuid", lambda _uid: SimpleNamespace(pw_dir=str(tmp_path)))
+    assert default_home() == tmp_path / ".local" / "share" / "dilocox-peer"
+    assert with_tilde(tmp_path / "log") == "~/log"
 
 
 def test_a_path_is_shown_with_a_tilde_where_a_home_folder_is_known(homeless, tmp_path):
