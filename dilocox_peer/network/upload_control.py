@@ -38,6 +38,7 @@ WINDOW_S, MEASURED_S = (
 FARTHEST = 0.7  # of a rate, at one lowering
 DOUBTED_S = 5.0  # of long waits at LEAST_SHARE of a line: it may have become slower than that
 TELLING_BYTES_PER_S = 48_000.0  # down to which we go then: of less, no look tells how long it waits
+CARRIED = 0.7  # of what we let go at LEAST_SHARE: where less comes through, others give way as little as we do
 BELIEVED_S = 60.0  # before the next doubt, where going below it was no help
 HOLD_S = 0.4  # after a lowering, before the next: what waits has to drain
 FORGETS_BYTES = 16 * 1448  # in which a smoothed round trip, by an eighth a packet, has come down from what waited
@@ -82,6 +83,7 @@ class UploadControl:
         self._lowered_s = float("-inf")
         self._clean_s = 0.0  # in use, and waits short, since then
         self._at_least_s = 0.0  # that waits have been long at the least rate; below 0: until that is counted again
+        self._let_go_at_least = self._arrived_at_least = 0  # bytes meanwhile
         self._is_doubted = False  # whether the line is what was measured
 
     def take(self, num_let_go: int, num_arrived: int, waiting_s: float | None, now_s: float) -> None:
@@ -133,11 +135,25 @@ class UploadControl:
         if not self._is_in_use:  # what we send does not fill it
             return
         if self._is_doubted and self.rate <= TELLING_BYTES_PER_S:  # less of ours was no help: others fill it
-            self._is_doubted, self._at_least_s = False, -BELIEVED_S
+            self._is_doubted = False
+            self._believe_less()
+            self._at_least_s = -BELIEVED_S
             self.rate = self._least
         elif not self._is_doubted and self.rate <= self._least:
+            if self._at_least_s <= 0.0:
+                self._let_go_at_least = self._arrived_at_least = 0
             self._at_least_s += seconds
+            self._let_go_at_least += self._looks[-1].let_go
+            self._arrived_at_least += self._looks[-1].arrived
             self._is_doubted = self._at_least_s >= DOUBTED_S
+
+    def _believe_less(self) -> None:
+        """Others fill the line. Where it did not carry even our tenth of it they are like us, each with a tenth of what the line once carried: none of
+        them alone makes room enough to find that out. Whoever gives way to us, as others' programs do, lets that through."""
+        through = self._arrived_at_least / max(self._let_go_at_least, 1)
+        if through < CARRIED or self._least_of < self.line:
+            self._least_of *= SHARE * min(through, 1.0)
+            self._carried_before.clear()
 
     def _settle(self, seconds: float) -> None:
         """Waits are not long."""

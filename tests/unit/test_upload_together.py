@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -47,8 +48,16 @@ class Sender:
 
 def together(bytes_per_s: float, rates: tuple[float, float], until: float, seed: int) -> tuple[float, float]:
     """Bytes that each has sent in the last third."""
+    first, second, _ = played(lambda _: bytes_per_s, rates, until, seed)
+    return first, second
+
+
+def played(
+    line: Callable[[float], float], rates: tuple[float, float], until: float, seed: int, *, in_rounds: bool = True
+) -> tuple[float, float, float]:
+    """The same, of a line that may change, and for how long a packet waits there on average."""
     rng, order = random.Random(seed), count()
-    senders = [Sender(UploadControl()), Sender(UploadControl())]
+    senders, waits_s = [Sender(UploadControl()), Sender(UploadControl())], list[float]()
     for sender, rate in zip(senders, rates, strict=True):
         sender.control.rate, sender.look_at = rate, LOOK_S * (1 + rng.random())
     queue: deque[tuple[Sender, float]] = deque()
@@ -57,10 +66,11 @@ def together(bytes_per_s: float, rates: tuple[float, float], until: float, seed:
     before = (0.0, 0.0)
     while now < until:
         now += STEP_S
+        bytes_per_s = line(now)
         for sender in senders:
             burst = max(0.1 * sender.control.rate, 16384.0)
             sender.credit = min(sender.credit + sender.control.rate * STEP_S, burst)
-            while now % ROUND_S < EXCHANGE_S and sender.credit >= PACKET_BYTES:
+            while (not in_rounds or now % ROUND_S < EXCHANGE_S) and sender.credit >= PACKET_BYTES:
                 sender.credit -= PACKET_BYTES
                 sender.let_go += PACKET_BYTES
                 if len(queue) * PACKET_BYTES <= bytes_per_s * BUFFER_S + 20 * PACKET_BYTES:
@@ -79,7 +89,9 @@ def together(bytes_per_s: float, rates: tuple[float, float], until: float, seed:
                 sender.look_at = now + LOOK_S * (1 + 0.3 * rng.random())
         if now < until * 2 / 3:
             before = (senders[0].total, senders[1].total)
-    return senders[0].total - before[0], senders[1].total - before[1]
+        else:
+            waits_s.append(len(queue) * PACKET_BYTES / bytes_per_s)
+    return senders[0].total - before[0], senders[1].total - before[1], mean(waits_s)
 
 
 def test_who_was_alone_on_a_line_and_who_comes_later_send_evenly_in_rounds() -> None:
@@ -91,3 +103,15 @@ def test_who_was_alone_on_a_line_and_who_comes_later_send_evenly_in_rounds() -> 
         assert first + second > 0.7 * line * 100.0 * EXCHANGE_S / ROUND_S
         parts.append(second / first)
     assert mean(parts) > 0.7, parts
+
+
+def test_two_who_once_had_a_fast_line_find_out_that_it_is_twenty_times_slower() -> None:
+    """Each went on with a tenth of what it had, both in doubt at other times, and behind a full buffer for good."""
+    slow = 1.0 * MBIT
+    for seed in (1, 2):
+        first, second, waits_s = played(
+            lambda at: 20.0 * MBIT if at < 60.0 else slow, (1e6, 1e6), 300.0, seed, in_rounds=False
+        )
+        assert first + second > 0.8 * slow * 100.0
+        assert 0.6 < second / first < 1.7
+        assert waits_s < 0.04
