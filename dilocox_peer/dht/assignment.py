@@ -131,13 +131,13 @@ def to_ask(stages: Mapping[int, Sequence[Lease]], most: int, rng: random.Random)
 
 
 def doubtful(
-    stages: Mapping[int, Sequence[Lease]], answered: Mapping[PeerId, bool], rng: random.Random
+    stages: Mapping[int, Sequence[Lease]], answered: Mapping[PeerId, bool], rng: random.Random, *, mode: str
 ) -> frozenset[PeerId]:
     """Whose leases are not counted where a stage is chosen. answered: of those that were asked. One that did not is left out, and of the others of
     its stage, drawn, as large a part: by leases alone a stranger, whom they cost nothing, kept all newcomers from a stage. Nobody where none answers:
-    then it may be our own line."""
+    then it may be our own line. mode: of the run's admission; who was let in alone has a lease where that is not "open"."""
     found = set[PeerId]()
-    for leases in stages.values() if any(answered.values()) else ():
+    for leases in stages.values() if mode == "open" and any(answered.values()) else ():
         asked = [lease.peer for lease in leases if lease.peer in answered]
         silent = [peer for peer in asked if not answered[peer]]
         others = [lease.peer for lease in leases if lease.peer not in answered and lease.is_reachable]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 from dilocox_peer.dht.assignment import (
     Claimant,
@@ -45,6 +46,7 @@ from dilocox_peer.types import DIGEST_BYTES, PeerId
 
 CLAIM_LOOKS, CLAIM_WAIT_S = 4, 1.5
 MAX_TRIED, TRY_S = 24, 3.0  # peers that are asked before a claim, all at once: whether they are there, and how far
+TRY_RELAYED_S = 8.0  # to reach one that nobody can dial: first its relay, and by way of that the peer itself
 
 
 async def claim_stage(
@@ -89,10 +91,10 @@ async def claim_stage(
     stages = await _leases_of_all(directory, count)  # that took seconds, and others have chosen meanwhile
     found = await ask_peers(presence, stages)
     near = near_peers(presence, stages, found)
-    doubted = frozenset[PeerId]()
-    if manifest.admission.mode == "open":  # else only who was let in has a lease
-        answered = {peer: seconds is not None for peer, seconds in found.items()}
-        doubted = doubtful(without(stages, {presence.me}), answered, random.Random(presence.incarnation))
+    answered = {peer: seconds is not None for peer, seconds in found.items()}
+    doubted = doubtful(
+        without(stages, {presence.me}), answered, random.Random(presence.incarnation), mode=manifest.admission.mode
+    )
     stages = without(stages, doubted)
     claimant = Claimant(presence.me, fits, presence.is_dialable, held, near, most)
     eligible = eligible_stages(stages, claimant)
@@ -197,7 +199,7 @@ async def _claim_by_need(
 
 
 async def ask_peers(presence: Presence, stages: Mapping[int, Sequence[Lease]]) -> dict[PeerId, float | None]:
-    """What a way there and back takes, of some peers of each stage; None: it does not answer. One that may not be dialled now is left out."""
+    """What a way there and back takes, of some peers of each stage; None: it is not there. One that may not be dialled now is left out."""
     tried = to_ask(without(stages, {presence.me}), MAX_TRIED, random.Random(presence.incarnation))
     found = await asyncio.gather(*(_round_trip_s(presence.transport, lease) for lease in tried), return_exceptions=True)
     answers = dict[PeerId, float | None]()
@@ -220,21 +222,30 @@ def near_peers(
 
 
 async def _round_trip_s(transport: Transport, lease: Lease) -> float | None:
-    """The shorter of two, of a question that every peer answers at once; None where nobody answers. Raises TooManyLeads."""
-    loop, seconds = asyncio.get_running_loop(), []
+    """The shorter of two, of a question that every peer answers at once; infinite where it is there and does not answer in time, None where it is not
+    reached. Raises TooManyLeads."""
+    loop, seconds = asyncio.get_running_loop(), [inf]
     question = {"name": bytes(DIGEST_BYTES), "want": "outline"}
+    within_s = TRY_RELAYED_S if lease.is_relayed else TRY_S
     try:
-        async with asyncio.timeout(TRY_S):
-            await transport.connect(lease.peer, lease.addresses, TRY_S)
-            for _ in range(2):
-                began = loop.time()
-                with suppress(RequestRefused):  # that takes as long
-                    await transport.fetch(lease.peer, STORE_SERVICE, question, max_body_bytes=0, timeout_s=TRY_S)
-                seconds.append(loop.time() - began)
+        async with asyncio.timeout(within_s):
+            await transport.connect(lease.peer, lease.addresses, within_s)
     except TooManyLeads:
         raise
-    except (PeerUnavailable, ProtocolError, TimeoutError):
+    except (PeerUnavailable, TimeoutError):
         return None
+    with suppress(TimeoutError):  # a slow one has shown its key all the same: no made-up lease does
+        try:
+            async with asyncio.timeout(TRY_S):
+                for _ in range(2):
+                    began = loop.time()
+                    with suppress(RequestRefused):  # that takes as long
+                        await transport.fetch(
+                            lease.peer, STORE_SERVICE, question, max_body_bytes=0, timeout_s=2 * TRY_S
+                        )
+                    seconds.append(loop.time() - began)
+        except (PeerUnavailable, ProtocolError):
+            return seconds[1] if len(seconds) > 1 else None
     return min(seconds)
 
 

@@ -349,7 +349,7 @@ def settled(newcomers: int, shams: list[Lease], *, asks: bool) -> dict[int, int]
     for number in range(newcomers):
         me = claimant(f"new{number}", (0, 1))
         asked = to_ask(stages, 16, rng) if asks else []
-        doubted = doubtful(stages, {each.peer: each.peer not in made_up for each in asked}, rng)
+        doubted = doubtful(stages, {each.peer: each.peer not in made_up for each in asked}, rng, mode="open")
         seen = without(stages, doubted)
         stage, _ = choose_stage(seen, me)
         assert stage is not None
@@ -373,16 +373,24 @@ def test_made_up_leases_keep_no_newcomers_from_a_stage(incarnation: int) -> None
 def test_who_does_not_answer_is_not_counted_and_as_many_of_those_that_were_not_asked() -> None:
     stages = {0: [lease(f"a{number}", 0) for number in range(20)], 1: [lease("b", 1)]}
     answered = {PeerId(f"a{number}"): number < 2 for number in range(8)} | {PeerId("b"): True}
-    found = doubtful(stages, answered, random.Random(1))
+    found = doubtful(stages, answered, random.Random(1), mode="open")
     assert {f"a{number}" for number in range(2, 8)} <= found
     assert len(found) == 6 + 9
     assert not {"a0", "a1", "b"} & found
 
 
+@pytest.mark.parametrize("mode", ["invite", "list"])
+def test_where_only_who_was_let_in_has_a_lease_nobody_is_doubted(mode: str) -> None:
+    stages = {0: [lease("a", 0)], 1: [lease("b", 1)]}
+    answered = {PeerId("a"): True, PeerId("b"): False}
+    assert doubtful(stages, answered, random.Random(1), mode="open") == {"b"}
+    assert not doubtful(stages, answered, random.Random(1), mode=mode)
+
+
 def test_where_nobody_answers_nobody_is_doubted() -> None:
     stages = {0: [lease("a", 0)], 1: [lease("b", 1)]}
-    assert not doubtful(stages, {PeerId("a"): False, PeerId("b"): False}, random.Random(1))
-    assert not doubtful(stages, {}, random.Random(1))
+    assert not doubtful(stages, {PeerId("a"): False, PeerId("b"): False}, random.Random(1), mode="open")
+    assert not doubtful(stages, {}, random.Random(1), mode="open")
 
 
 def test_as_many_of_each_stage_are_asked_and_none_that_nobody_can_dial() -> None:

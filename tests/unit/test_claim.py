@@ -1,5 +1,6 @@
 """Claiming a stage where all places are taken."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,6 +9,7 @@ import pytest
 
 from dilocox_peer.cli.service import unit
 from dilocox_peer.config import preset
+from dilocox_peer.dht.assignment import nearest
 from dilocox_peer.dht.records import Lease
 from dilocox_peer.errors import ConfigError, LackedForNow, PeerUnavailable
 from dilocox_peer.events import Remark
@@ -16,6 +18,7 @@ from dilocox_peer.peer import claim as claiming
 from dilocox_peer.peer.claim import claim_stage
 from dilocox_peer.peer.settings import Wish
 from dilocox_peer.types import PeerId
+from tests.virtual_loop import run_virtually
 
 ME = PeerId("me")
 
@@ -150,6 +153,34 @@ async def test_leases_of_peers_that_do_not_answer_keep_nobody_from_a_stage(monke
     went = [await chosen(Swarm(32), incarnation, "open") for incarnation in range(2, 26)]
     assert 6 <= sum(went) <= 24
     assert [await chosen(Swarm(32), incarnation, "invite") for incarnation in range(2, 6)] == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("reached_s", "answers_s", "is_there"),
+    [(1.5, 0.9, True), (6.0, 0.5, True), (1.5, 2.0, True), (2.0, 60.0, True), (9.0, 0.5, False)],
+)
+def test_homes_that_need_seconds_to_be_reached_by_way_of_relays_are_there(
+    reached_s: float, answers_s: float, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their stage counted as empty, and every newcomer went there."""
+
+    class Homes:
+        async def connect(self, *_: Any) -> None:
+            await asyncio.sleep(reached_s)
+
+        async def fetch(self, *_: Any, **__: Any) -> None:
+            await asyncio.sleep(answers_s)
+
+    addresses = ("/ip4/198.51.100.1/tcp/1/p2p/relay/p2p-circuit/p2p/home",)
+    homes = [Lease(PeerId(name), 0, 1, addresses, 1, 1.0, 0, "relayed", 0) for name in ("a", "b")]
+    presence = cast("Any", SimpleNamespace(me=ME, transport=Homes(), incarnation=1))
+
+    async def asked() -> None:
+        found = await claiming.ask_peers(presence, {0: homes})
+        assert {peer: seconds is not None for peer, seconds in found.items()} == {"a": is_there, "b": is_there}
+        assert not nearest({peer: seconds for peer, seconds in found.items() if seconds is not None})
+
+    run_virtually(asked(), monkeypatch)
 
 
 @pytest.mark.parametrize("kind", [LackedForNow, ConfigError])
