@@ -25,11 +25,11 @@ from weakref import WeakSet, finalize
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.files import PART, fsync_folder, make_durable, replace_file, sweep_parts, take_room, will_pass
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline, num_chunks
+from dilocox_peer.store.partials import all_but, newest_first, too_many
 from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
 
 PARTIAL: Final = "partial"
 PARTIAL_KEPT_S = 7 * 24 * 3600.0
-MAX_PARTIALS = 16  # beside those that are being fetched: the newest are gone on with
 _SIZE_BYTES = 8
 
 
@@ -319,17 +319,28 @@ class Shelf:
 
     # ---- on its way ----
 
-    def partial(self, name: Digest, *, alone: bool = False) -> "PartialFile":
-        """Where a thing that is being fetched is put together, until it is closed; what came of it before is there. alone: what came of others is
-        deleted, and else the oldest of too many; of those that are being fetched nothing is."""
+    def partial(self, name: Digest, *, size_bytes: int | None = None, spared: Digest | None = None) -> "PartialFile":
+        """Where a thing that is being fetched is put together, until it is closed; what came of it before is there. size_bytes: of one so large that what
+        came of others is deleted, but of spared as long as there is room for both; else the oldest of too many are; of those that are being
+        fetched nothing is."""
         with self._lock:
             kept = (PART, name.hex(), *(each.path.name for each in self._in_making))
             others = [path for path in (self.folder / PARTIAL).iterdir() if not path.name.startswith(kept)]
-            for path in others if alone else _all_but_the_newest(others):
+            besides = "" if spared is None else spared.hex()
+            for path in too_many(others) if size_bytes is None else all_but(others, besides, size_bytes):
                 path.unlink(missing_ok=True)
             partial = PartialFile(self, name)
             self._in_making.add(partial)
         return partial
+
+    def begun(self) -> list[Digest]:
+        """Of what something has come, the newest first."""
+        names = (_name_of(path.name) for path in newest_first([*(self.folder / PARTIAL).iterdir()]))
+        return [name for name in names if name is not None]
+
+    def drop(self, begun: Digest) -> None:
+        """What has come of it."""
+        PartialFile(self, begun).discard()
 
     def let_go(self, partial: "PartialFile") -> None:
         """It is not being fetched any more."""
@@ -346,16 +357,6 @@ class Shelf:
     def make_room_for(self, size_bytes: int, *, is_certain: bool = True) -> None:
         """Drops what the quota asks for, if so much is certain to come. Raises OSError when so much cannot be kept at all."""
         self._make_room(size_bytes, is_certain=is_certain)
-
-
-def _all_but_the_newest(partials: list[Path]) -> list[Path]:
-    """The partial files that are too many: one that names things which nobody has whole must not fill the disk with their beginnings."""
-    ages = {}
-    for path in partials:
-        with suppress(OSError):  # it has just been moved in
-            ages[path] = path.stat().st_mtime_ns
-    by_age = sorted(ages, key=lambda path: ages[path], reverse=True)
-    return by_age[2 * MAX_PARTIALS :]  # each may have its outline beside it
 
 
 class PartialFile:

@@ -128,7 +128,7 @@ def test_what_a_copy_that_broke_off_has_left_is_told_apart_also_after_a_restart(
     assert growth is not None
     kept.stage.log.write(growth)
     whole_bytes = kept.archive.size_bytes()
-    sink = kept.stage.arrivals.partial(sha256(b"state"), alone=True)
+    sink = kept.stage.arrivals.partial(sha256(b"state"), size_bytes=1)
     sink.begin(Outline(4096, (sha256(b"state"),)))
     sink.close()
     kept.archive.close()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dilocox_peer.peer.rounds.copying import LONG_LOOK_S, LOOK_S, CopyPace
+from dilocox_peer.peer.rounds.copying import LONG_LOOK_S, LOOK_S, CopyPace, Farthest
+from dilocox_peer.types import sha256
 
 
 def looked_at(shares: list[float]) -> CopyPace:
@@ -37,3 +38,25 @@ def test_it_is_late_where_twice_its_pace_does_not_bring_it_in_time(minutes: int,
         pace.came(second / (60 * minutes), float(second))
         assert not pace.is_late(float(second), 3600.0), "it was not looked at for long enough"
     assert pace.is_late(LONG_LOOK_S, 3600.0) is is_late
+
+
+def test_the_state_of_which_most_has_come_is_gone_on_with_whoever_else_is_asked() -> None:
+    begun, other, third = (sha256(bytes([number])) for number in range(3))
+    farthest = Farthest(None)
+    assert farthest.digest is None
+    for digest, share in ((other, 0.1), (begun, 0.4), (third, 0.2), (other, 0.3)):
+        farthest.left(digest, share)
+    assert farthest.digest == begun
+    farthest.left(begun, 0.0)  # its file was damaged
+    farthest.left(third, 0.2)
+    assert farthest.digest == third
+
+
+def test_what_had_come_before_stays_until_it_was_asked_for_again() -> None:
+    begun, other = sha256(b"begun"), sha256(b"other")
+    farthest = Farthest(begun)
+    farthest.left(other, 0.9)
+    assert farthest.digest == begun
+    farthest.left(begun, 0.5)
+    farthest.left(other, 0.9)
+    assert farthest.digest == other

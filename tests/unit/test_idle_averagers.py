@@ -42,9 +42,9 @@ def blamed(named: list[tuple[float, tuple[Entry, ...]]], certified_at: float) ->
     members = SimpleNamespace(takes_part=lambda _peer, _now: True)
     slicing = Slicing(cast("Any", seat), cast("Any", members), cast("Any", None), 0.0)
     for peer in PEERS[1:]:
-        slicing.on_gathered(peer, Gathered(*seat.at(), tuple(sorted(entry.blob for entry in ENTRIES))))
+        slicing.on_gathered(peer, Gathered(0, place.head, 0, tuple(sorted(entry.blob for entry in ENTRIES))))
     for ballot, (at, entries) in enumerate(named):
-        assert slicing.on_inputs(PEERS[1 + ballot], Inputs(*seat.at(), ballot, entries, ()), at) == ([], None)
+        assert slicing.on_inputs(PEERS[1 + ballot], Inputs(0, place.head, 0, ballot, entries, ()), at) == ([], None)
     value = Value("round", 1, 1, 0, named[-1][1], PEERS, genesis.plan)
     slicing.settle(Certificate(0, place.head, 0, 1, value, ()), certified_at)
     return conduct.silent_ones

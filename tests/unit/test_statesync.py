@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,11 +52,18 @@ class Donors:
         return peer
 
     async def fetch(
-        self, state: AnchorState, donors: Sequence[PeerId], *, shelf: Shelf | None = None
+        self, state: AnchorState, donors: Sequence[PeerId], *, shelf: Shelf | None = None, spared: Digest | None = None
     ) -> AnchorState | None:
         agreed = Agreed(state.round, state.head, state.digest)
         return await fetch_state(
-            self.net.at(ME), donors, agreed, layout=state.layout, timeout_s=20.0, listener=self.told.append, shelf=shelf
+            self.net.at(ME),
+            donors,
+            agreed,
+            layout=state.layout,
+            timeout_s=20.0,
+            listener=self.told.append,
+            shelf=shelf,
+            spared=spared,
         )
 
 
@@ -151,6 +159,27 @@ async def test_a_donor_lost_on_the_way_costs_no_byte_twice_and_nor_does_a_restar
     donors.net.bytes_of.clear()
     assert await donors.fetch(state, peers, shelf=Shelf(tmp_path / "arrivals")) == state
     assert sum(donors.net.bytes_of.values()) < state.size_bytes - 1_900_000
+
+
+@pytest.mark.parametrize("room", [1 << 40, 1000])
+async def test_what_came_of_one_state_stays_while_another_is_asked_for_if_there_is_room(
+    tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    donors, slow, other = Donors(tmp_path), large_state(), large_state(2.0)
+    peer, liar = await donors.donor("a", slow), await donors.donor("b", other)
+    donors.net.breaks = {peer: 1_500_000, liar: 1_200_000}
+    assert await donors.fetch(slow, [peer], shelf=Shelf(tmp_path / "arrivals")) is None
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(free=room))
+        assert await donors.fetch(other, [liar], shelf=Shelf(tmp_path / "arrivals"), spared=slow.digest) is None
+    assert set(Shelf(tmp_path / "arrivals").begun()) == (
+        {slow.digest, other.digest} if room > slow.size_bytes else {other.digest}
+    )
+    donors.net.breaks.clear()
+    donors.net.bytes_of.clear()
+    assert await donors.fetch(slow, [peer], shelf=Shelf(tmp_path / "arrivals")) == slow
+    assert (donors.net.bytes_of[peer] < slow.size_bytes) is (room > slow.size_bytes)
+    assert not Shelf(tmp_path / "arrivals").begun(), "without a word all others go"
 
 
 async def test_a_state_that_is_not_finite_is_refused_although_it_was_agreed_on(tmp_path: Path) -> None:

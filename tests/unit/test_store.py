@@ -19,7 +19,8 @@ from dilocox_peer.files import PART, replace_file
 from dilocox_peer.network.bulk import PeerGone, RequestRefused
 from dilocox_peer.store.bundles import ABSENT
 from dilocox_peer.store.outline import CHUNK_BYTES, MAX_THING_BYTES, Outline, outline_of
-from dilocox_peer.store.shelf import MAX_PARTIALS, Shelf
+from dilocox_peer.store.partials import MAX_PARTIALS
+from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.store.store import Store
 from dilocox_peer.types import Digest, PeerId, sha256
 

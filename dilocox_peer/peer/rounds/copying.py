@@ -11,6 +11,8 @@ that it has, at twice the pace of the last two minutes: dialling takes a part of
 
 from collections import deque
 
+from dilocox_peer.types import Digest
+
 LOOK_S = 30.0
 LONG_LOOK_S = 120.0
 LENIENT = 2.0  # times the pace of a long look
@@ -45,3 +47,15 @@ class CopyPace:
         """Seconds of the look, the share that came in them, and the share that is here."""
         (then, before), (_, share) = self._looks[0], self._looks[-1]
         return now - then, share - before, share
+
+
+class Farthest:
+    """Of the states that did not come whole the one of which most has: it is gone on with, and nobody who lets a byte of another come has it dropped."""
+
+    def __init__(self, begun: Digest | None) -> None:
+        """begun: at an earlier time, and is asked for again."""
+        self.digest, self._share = begun, 0.0 if begun is None else 1.0
+
+    def left(self, digest: Digest, share: float) -> None:
+        if share > self._share or digest == self.digest:
+            self.digest, self._share = digest, share

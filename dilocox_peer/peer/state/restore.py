@@ -30,7 +30,7 @@ from dilocox_peer.events_of_states import StageRestored, StateFetchFailed
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.model.architecture import layout_of
 from dilocox_peer.network.endpoint import Endpoint
-from dilocox_peer.peer.rounds.copying import LONG_LOOK_S, LOOK_S, CopyPace
+from dilocox_peer.peer.rounds.copying import LONG_LOOK_S, LOOK_S, CopyPace, Farthest
 from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.peer.rounds.founding import FOUNDED_FROM
 from dilocox_peer.peer.rounds.patience import Patience
@@ -172,6 +172,7 @@ async def find_backup(
         if patience_s and complete is not None and not own.round:
             return Restoration(None, (complete.place.round, complete.place.head))
         left, slow = deque(judged), list[_Read]()
+        farthest = Farthest(await asyncio.to_thread(_begun_of, judged, copy.arrivals) if judged else None)
         while left:
             each = left.popleft()
             if alive >= 0 and each.source.lease and not each.source.is_named and each.annals.place.round <= newest_here:
@@ -182,7 +183,17 @@ async def find_backup(
             is_pressed = bool(left) and each not in slow
             try:
                 backup = await _fetch(
-                    donors, source, each.annals, copy, kept, own, manifest, endpoint, listener, is_pressed=is_pressed
+                    donors,
+                    source,
+                    each.annals,
+                    copy,
+                    kept,
+                    own,
+                    manifest,
+                    endpoint,
+                    listener,
+                    farthest,
+                    is_pressed=is_pressed,
                 )
             except _TooSlow:  # after the others, and then to its end: our own line may be as slow
                 slow.append(each)
@@ -190,6 +201,8 @@ async def find_backup(
                 continue
             if backup is not None and backup.round > own.round:
                 donor = endpoint.me if source.lease is None else source.lease.peer
+                if farthest.digest is not None:
+                    await asyncio.to_thread(copy.arrivals.drop, farthest.digest)
                 listener(StageRestored(stage, backup.round, donor, backup.state.size_bytes))
                 return Restoration(backup)
         if alive >= 0 or any(each.source.is_named for each in judged):
@@ -197,6 +210,13 @@ async def find_backup(
     if others and not own.round and alive < 0 and not sources and await _has_begun(endpoint, asked):
         listener(Failed(f"stage {stage}", "nobody holds its state any more, nobody kept a copy: it begins anew"))
     return Restoration(None)
+
+
+def _begun_of(judged: Sequence[_Read], arrivals: Shelf) -> Digest | None:
+    """Which of their states something has come of, the newest of these. Raises OSError."""
+    proven = [each.annals.proven_at(each.source.summary.round) for each in judged]
+    wanted = {digest for each in proven if each is not None for _, digest in [each]}
+    return next((name for name in arrivals.begun() if name in wanted), None)
 
 
 async def newest_kept(stage: int, *, endpoint: Endpoint, directory: Directory, besides: Sequence[Lease] = ()) -> int:
@@ -295,6 +315,7 @@ async def _fetch(
     manifest: Manifest,
     endpoint: Endpoint,
     listener: Listener,
+    farthest: Farthest,
     *,
     is_pressed: bool,
 ) -> Backup | None:
@@ -309,12 +330,15 @@ async def _fetch(
         proven = annals.proven_at(source.summary.round)
         if proven is None:
             return None
-        copying = Copying()
+        copying, agreed = Copying(), Agreed(source.summary.round, *proven)
         fetching = fetch_state(
-            endpoint.transport, donors, Agreed(source.summary.round, *proven), layout=layout,
-            timeout_s=RESTORE_TIMEOUT_S, listener=listener, shelf=copy.arrivals, copying=copying,
+            endpoint.transport, donors, agreed, layout=layout, timeout_s=RESTORE_TIMEOUT_S, listener=listener,
+            shelf=copy.arrivals, copying=copying, spared=farthest.digest,
         )  # fmt: skip
-        state = await (_while_it_comes(fetching, copying) if is_pressed else fetching)
+        try:
+            state = await (_while_it_comes(fetching, copying) if is_pressed else fetching)
+        finally:
+            farthest.left(Digest(agreed.digest), copying.share)
     if state is None or not annals.holds(state.head):
         return None
     following = annals.since(state.head) if source.summary.reached > state.round else ()

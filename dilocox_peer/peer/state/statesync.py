@@ -105,9 +105,11 @@ async def fetch_state(
     listener: Listener,
     shelf: Shelf | None = None,
     copying: Copying | None = None,
+    spared: Digest | None = None,
 ) -> AnchorState | None:
     """The state of that digest, from all donors that have it at once; None if none of them gives it in time. Donors that fail or
     lie are told. shelf: what has come survives there until it is asked for again; None: it is put together in memory. copying: begins with it.
+    spared: another state, of which what has come stays there if the disk has room for both.
 
     Cancelled: nothing goes on. Raises OSError when there is no room.
     """
@@ -116,7 +118,7 @@ async def fetch_state(
     sink: PartialFile | _Memory = _Memory()
     resumed = None
     if shelf is not None:
-        sink = await asyncio.to_thread(shelf.partial, digest, alone=True)
+        sink = await asyncio.to_thread(shelf.partial, digest, size_bytes=size_bytes, spared=spared)
         resumed = await asyncio.to_thread(sink.resumed)
     fetch = Fetch(digest, donors, is_root=True, resumed=resumed)
 
