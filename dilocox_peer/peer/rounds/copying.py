@@ -50,7 +50,7 @@ class CopyPace:
 
 
 class Farthest:
-    """Of the states that did not come whole the one of which most has: it is gone on with, and nobody who lets a byte of another come has it dropped."""
+    """The state of which most has come, where none came whole: it is gone on with, and nobody who lets a byte of another come has it dropped."""
 
     def __init__(self, begun: Digest | None) -> None:
         """begun: at an earlier time, and is asked for again."""
