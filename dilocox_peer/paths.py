@@ -22,15 +22,18 @@ def with_tilde(path: Path) -> str:
     """As a person reads it: `~` for the home folder, if one is known."""
     try:
         home = _home()
-    except RuntimeError:
+    except (RuntimeError, ConfigError):
         return str(path)
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _home() -> Path:
-    """An empty HOME is none, as in cron tables and containers: pathlib takes it for the root of all files. Raises RuntimeError."""
-    if os.environ.get("HOME") != "":
-        return Path.home()
+    """An empty HOME is none, as in cron tables and containers: pathlib takes it for the root of all files. Raises RuntimeError; ConfigError for a relative
+    HOME, which would be another folder in each that the program is started in."""
+    if named := os.environ.get("HOME"):
+        if not os.path.isabs(named):
+            raise ConfigError(f"HOME is {named!r}, no whole path: set it, or pass --home")
+        return Path(named)
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:

@@ -18,15 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 def default_home() -> Path:
     """$XDG_DATA_HOME/dilocox-peer, else ~/.local/share/dilocox-peer. Raises ConfigError."""
-    return _expanded(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "dilocox-peer"
-
-
-def _expanded(path: str) -> Path:
-    """As `expanded`. Raises ConfigError also where HOME is empty or no whole path: a key would lie in the root folder, or in another folder each time."""
-    home = os.environ.get("HOME")
-    if path.startswith("~") and home is not None and not os.path.isabs(home):
-        raise ConfigError(f"HOME is {home!r}, no whole path: set it, or pass --home")
-    return expanded(path)
+    return expanded(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "dilocox-peer"
 
 
 def chosen_home(home: Path | None) -> Path | None:
@@ -48,7 +40,7 @@ def config_path() -> tuple[Path | None, bool]:
     """The file of settings, and whether somebody has named it: $DILOCOX_CONFIG, else config.toml in $XDG_CONFIG_HOME/dilocox-peer; None
     where no home folder is known to look in. Raises ConfigError for one that is named."""
     if named := os.environ.get("DILOCOX_CONFIG"):
-        return _expanded(named), True
+        return expanded(named), True
     try:
         return config_home() / "dilocox-peer" / "config.toml", False
     except ConfigError:
@@ -57,7 +49,7 @@ def config_path() -> tuple[Path | None, bool]:
 
 def config_home() -> Path:
     """$XDG_CONFIG_HOME, else ~/.config. Raises ConfigError."""
-    return _expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
+    return expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
 
 
 @dataclass(frozen=True, slots=True)
