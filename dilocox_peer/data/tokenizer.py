@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dilocox_peer.data.chat import Spans
+from dilocox_peer.data.normalizers import MAX_GROWTH, growth_of
 from dilocox_peer.data.word_cache import WordCache
 from dilocox_peer.errors import ConfigError
 from dilocox_peer.extras import pip_install
@@ -120,6 +121,10 @@ class JsonTokenizer:
             ) from None
         with _told(f"{source} is no tokenizer.json"):
             inner = self._inner = tokenizers.Tokenizer.from_buffer(content)
+        if inner.normalizer is not None and (growth := growth_of(inner.normalizer)) > MAX_GROWTH:
+            raise ConfigError(
+                f"{source} makes {growth:,.0f} characters of one before it cuts a text, {MAX_GROWTH:.0f} is the limit: name one of a published model"
+            )
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True  # a text that spells "<|im_end|>" spells it, and ends nothing

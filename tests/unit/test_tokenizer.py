@@ -225,6 +225,28 @@ def test_a_file_whose_numbers_are_beyond_any_embedding_is_refused_in_one_line():
         JsonTokenizer(json.dumps(file).encode())
 
 
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40, "1,099,511,627,776"),
+        ([{"type": "Replace", "pattern": {"Regex": "b*"}, "content": "c" * 99}], "100"),
+        ([{"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "d" * 99}]}], "100"),
+        ([{"type": "Prepend", "prepend": "_"}, {"type": "Replace", "pattern": {"String": " "}, "content": "_"}], ""),
+        ([{"type": "Replace", "pattern": {"String": "``"}, "content": '"'}, {"type": "NFKD"}], ""),
+    ],
+)
+def test_a_file_that_makes_far_more_text_of_a_text_is_refused_in_one_line(steps, told):
+    """Forty steps that write each `a` twice had not done with one `a` after 15 s, in all the memory that there was."""
+    file = json.loads(bpe_file())
+    file["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    content = json.dumps(file).encode()
+    if not told:
+        assert JsonTokenizer(content).encode([b"a b"])
+        return
+    with pytest.raises(ConfigError, match=f"^tokenizer.json makes {told} characters of one .*, 64 is the limit: name "):
+        JsonTokenizer(content)
+
+
 def test_a_text_that_a_tokenizer_has_no_tokens_for_is_one_line():
     model = {"type": "WordLevel", "vocab": {"known": 0}, "unk_token": "[UNK]"}
     file = {**json.loads(bpe_file()), "model": model, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []}
