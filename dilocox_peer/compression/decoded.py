@@ -51,7 +51,7 @@ class _ValuesReader:
 
 def decoded_if_small(
     contributions: Sequence[Contribution], layout: Layout
-) -> Sequence[Contribution] | Sequence[DecodedContribution]:
+) -> Sequence[Contribution | DecodedContribution]:
     """Them, or what they decode to where all of that is DECODED_BYTES at most. Raises MalformedBlob."""
     if 4 * layout.num_elements * len(contributions) > DECODED_BYTES:
         return contributions
