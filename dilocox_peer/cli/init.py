@@ -95,6 +95,8 @@ def _with_tokenizer(
     from dilocox_peer.data.tokenizer import FILE_NAME, JsonTokenizer
     from dilocox_peer.data.tokenizer_files import bounds_beside, read_tokenizer_file
 
+    if path.name == FILE_NAME:
+        raise ConfigError(f"{path}: the run's tokenizer lies beside its file under that name; call the file run.toml")
     content = read_tokenizer_file(given)
     bos, eos = borders or bounds_beside(given, content)
     tokenizer = JsonTokenizer(content, bos=bos, eos=eos, source=str(given))
@@ -230,7 +232,9 @@ def _write_both(path: Path, content: bytes, beside: _Beside, home: Path | None) 
     from dilocox_peer.data.tokenizer_files import keep_tokenizer
 
     keep_tokenizer(tokenizers_folder(home), beside.given)
-    if path.exists() and not path.is_file():  # a device or a pipe
+    if _standard(path) is not None or (
+        path.exists() and not path.is_file()
+    ):  # a device or a pipe, whose name is to stay
         write_whole(beside.path, beside.content)
         write_whole(path, content)
         return

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import replace
 
@@ -206,6 +207,32 @@ def test_init_that_cannot_sign_leaves_run_and_tokenizer_as_they_were(tmp_path, c
         write_run_file(replace(flags, path=tmp_path / "model" / ".." / "empty" / "run.toml"))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert "wrote" not in capsys.readouterr().out
+
+
+def test_init_to_standard_output_leaves_its_name_as_it_is(tmp_path, capfd):
+    """With a tokenizer, and into a file, /dev/stdout itself became a file of the system's."""
+    folder, name = write_model_folder(tmp_path / "model"), tmp_path / "run.toml"
+    with (tmp_path / "real").open("wb") as real:
+        before = os.dup(1)
+        os.dup2(real.fileno(), 1)
+        try:
+            name.symlink_to("/proc/self/fd/1")
+            write_run_file(InitFlags(path=name, tokenizer=folder, home=tmp_path / "home", force=True))
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+    assert name.is_symlink()
+    assert b"[model]" in (tmp_path / "real").read_bytes()
+    assert (tmp_path / "tokenizer.json").read_bytes() == bpe_file()
+
+
+def test_init_takes_no_name_that_is_the_tokenizers(tmp_path):
+    """It said that it wrote both, and one was there: of the two the run's."""
+    folder = write_model_folder(tmp_path / "model")
+    flags = InitFlags(path=folder / "tokenizer.json", tokenizer=folder, home=tmp_path, force=True)
+    with pytest.raises(ConfigError, match=r"call the file run\.toml"):
+        write_run_file(flags)
+    assert (folder / "tokenizer.json").read_bytes() == bpe_file()
 
 
 def test_a_file_at_which_the_library_breaks_down_is_refused_in_one_line():
