@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dilocox_peer.dht.directory import Directory
+from dilocox_peer.dht.records import CLOCK_SKEW_S
 from dilocox_peer.errors import ConfigError, PeerUnavailable, ProtocolError, RunUnreachable, StateCorrupt
 from dilocox_peer.events import Listener, short
 from dilocox_peer.events_of_reach import NobodyAnswers
@@ -28,11 +29,11 @@ from dilocox_peer.peer.lookout import ask_how_it_is
 from dilocox_peer.peer.settings import ANY_PORT, SessionSettings
 from dilocox_peer.peer.startup import StartUp, StartupStep
 from dilocox_peer.peer.state.anchors import kept_manifest
-from dilocox_peer.peer.swarm_health import CLOCK_S
 
 PORT_FILE = "port"
 STAGE_FILE = "claimed"
 AT_ONCE_S = 1.0  # in which settings come where clocks are right
+SLOWLY_S = 3.0  # in which they still come over a slow line, where a clock is off by less than what their records live
 GREET_S = 3.0  # between two tries of all known addresses, while nobody is there
 LOOKS_ON_CONTACT, CONTACT_S = 10, 2.0  # at the directory, once somebody is: each writes its lease within half a minute
 
@@ -109,15 +110,22 @@ async def settings_or_why_not(
     """The run's settings. why: what to say of our clock, None: nothing; it is asked for when they do not come at once, as the directory of a
     clock that is off is tried in vain for long. Raises RunUnreachable, ClockOff."""
     fetched = asyncio.create_task(fetching, name="settings")
+    under_way: list[asyncio.Future[Any]] = [fetched]
     try:
         await asyncio.wait({fetched}, timeout=AT_ONCE_S)
-        failed = fetched.done() and isinstance(fetched.exception(), RunUnreachable)
-        if (failed or not fetched.done()) and (reason := await why()) is not None and not _came(fetched):
-            raise ClockOff(reason)
+        if not fetched.done() or isinstance(fetched.exception(), RunUnreachable):
+            asked = asyncio.ensure_future(why())
+            under_way.append(asked)
+            await asyncio.wait({fetched, asked}, return_when=asyncio.FIRST_COMPLETED)  # who is asked may be gone
+            if not _came(fetched) and (reason := await asked) is not None:
+                await asyncio.wait({fetched}, timeout=SLOWLY_S)
+                if not _came(fetched):
+                    raise ClockOff(reason)
         return await fetched
     finally:
-        fetched.cancel()
-        await asyncio.gather(fetched, return_exceptions=True)
+        for each in under_way:
+            each.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
 
 
 def _came(fetched: "asyncio.Task[Manifest]") -> bool:
@@ -133,7 +141,7 @@ async def why_clock(transport: Transport) -> str | None:
             _, ahead_s = await ask_how_it_is(transport, peer)
         except (PeerUnavailable, ProtocolError):
             continue
-        if abs(ahead_s) > CLOCK_S:
+        if abs(ahead_s) > CLOCK_SKEW_S:
             side = "behind" if ahead_s > 0 else "ahead of"
             return (
                 f"this computer's clock is {abs(ahead_s):.0f} s {side} that of the bootstrap {short(peer)}, so that the run's records "

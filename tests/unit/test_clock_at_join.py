@@ -11,7 +11,7 @@ from dilocox_peer.cli.visit import Visit
 from dilocox_peer.config import preset
 from dilocox_peer.errors import RunUnreachable
 from dilocox_peer.manifest import Manifest
-from dilocox_peer.peer.arrival import ClockOff, settings_or_why_not
+from dilocox_peer.peer.arrival import ClockOff, settings_or_why_not, why_clock
 from dilocox_peer.signing import SigningKey
 
 SETTINGS = preset("tiny")
@@ -20,6 +20,7 @@ SETTINGS = preset("tiny")
 @pytest.fixture(autouse=True)
 def nothing_comes_at_once(monkeypatch):
     monkeypatch.setattr("dilocox_peer.peer.arrival.AT_ONCE_S", 0.0)
+    monkeypatch.setattr("dilocox_peer.peer.arrival.SLOWLY_S", 1.0)
 
 
 async def never() -> Manifest:
@@ -54,6 +55,42 @@ async def test_settings_that_come_are_taken_whatever_the_clock():
 async def test_a_clock_that_is_off_is_told_before_the_directory_has_given_up():
     with pytest.raises(ClockOff, match="60 s behind"):
         await asyncio.wait_for(settings_or_why_not(never(), off), 30.0)
+
+
+async def test_settings_that_a_slow_line_brings_are_taken_whatever_the_clock():
+    """`status` on a computer 25 s off, over a line on which they take two seconds, was told to set its clock."""
+
+    async def slowly() -> Manifest:
+        await asyncio.sleep(0.2)
+        return SETTINGS
+
+    assert await settings_or_why_not(slowly(), off) is SETTINGS
+
+
+async def test_settings_that_are_here_do_not_wait_for_a_bootstrap_that_is_gone():
+    ended: list[bool] = []
+
+    async def silent() -> str | None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        return None
+
+    async def slowly() -> Manifest:
+        await asyncio.sleep(0.05)
+        return SETTINGS
+
+    assert await asyncio.wait_for(settings_or_why_not(slowly(), silent), 10.0) is SETTINGS
+    assert ended == [True]
+
+
+async def test_a_clock_that_the_directory_puts_up_with_is_not_why(monkeypatch):
+    async def asked(_transport: object, _peer: object) -> tuple[None, float]:
+        return None, 25.0
+
+    monkeypatch.setattr("dilocox_peer.peer.arrival.ask_how_it_is", asked)
+    assert await why_clock(cast("Any", SimpleNamespace(named={SigningKey(b"b" * 32).peer_id}))) is None
 
 
 async def test_where_the_clock_is_right_the_directorys_own_word_counts():
