@@ -5,9 +5,12 @@ A name is looked up once, and what it stood for then is dialled: an answer that 
 
 import ipaddress
 import socket
-from contextlib import suppress
+import time
 from typing import Any
 from urllib.parse import urlsplit
+
+DIAL_S = 30.0
+"""A name may stand for thousands of addresses at which nobody answers: after so long the one that is being dialled is the last."""
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _NOT_ROUTED = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b:1::/48", "fec0::/10")))
@@ -47,10 +50,13 @@ def outside_places(host: str, port: int) -> list[tuple[str, int]]:
 
 def dial_outside(place: tuple[str, int], *options: Any) -> socket.socket:
     """As socket.create_connection, to what is outside alone. Raises Inside, OSError."""
-    places = outside_places(*place)
+    places, until = outside_places(*place), time.monotonic() + DIAL_S
     for each in places[:-1]:
-        with suppress(OSError):
+        try:
             return socket.create_connection(each, *options)
+        except OSError:
+            if time.monotonic() > until:
+                raise
     return socket.create_connection(places[-1], *options)
 
 

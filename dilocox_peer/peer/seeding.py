@@ -17,6 +17,7 @@ from dilocox_peer.data.tokenizer import FILE_NAME
 from dilocox_peer.errors import ConfigError, DilocoxError, ThingUnavailable
 from dilocox_peer.events import Failed, Listener
 from dilocox_peer.events_of_data import ShardFetched, ShardRefused
+from dilocox_peer.peer.web_folder import NothingCame
 from dilocox_peer.store.outline import CHUNK_BYTES, MAX_THING_BYTES, Outline
 from dilocox_peer.store.shelf import FileContent
 from dilocox_peer.store.store import Store
@@ -25,6 +26,9 @@ from dilocox_peer.types import Digest, PeerId, sha256
 LOOK_S = 0.5
 AGAIN_S = 5.0  # before the same shard is asked for again; twice as long each time that it came and was damaged on the disk since
 MOST_AGAIN_S = 600.0
+NOTHING_S = (
+    60.0  # the most of a web server that does not answer, or has no such file yet: it may be right a minute later
+)
 FETCH_S = 3600.0
 ENTER_S = 120.0
 PEERS_S = 30.0  # that peers have for the catalogue before the web is asked: one that trickles it keeps nobody from it
@@ -205,8 +209,9 @@ class ShardFetcher:
                 raise
             try:
                 await self._web.fetch(shard.file_name, name, max_bytes=size_bytes, is_exact=True)
-            except DilocoxError:  # it may have come whole, and be another: that costs as much each time
-                again_s = min(AGAIN_S * 2 ** min(times + 1, 10), MOST_AGAIN_S)
+            except DilocoxError as refused:  # it may have come whole, and be another: that costs as much each time
+                most_s = NOTHING_S if isinstance(refused, NothingCame) else MOST_AGAIN_S
+                again_s = min(AGAIN_S * 2 ** min(times + 1, 10), most_s)
                 self._web_refused[shard.sha256] = times + 1, time.monotonic() + again_s
                 raise
             self._web_refused.pop(shard.sha256, None)

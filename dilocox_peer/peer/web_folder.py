@@ -5,6 +5,7 @@ its first byte too many. Over https, and from outside alone: a run's owner may b
 machine or its network. Those, and plain http of this machine, are for runs of the volunteer's own. Blocking: call it from a worker thread.
 """
 
+import math
 import socket
 import threading
 import time
@@ -29,6 +30,10 @@ _PIECE_BYTES = 64 * 1024
 
 class NotOnTheWeb(DilocoxError):
     """One line: what was asked of which server, and what came."""
+
+
+class NothingCame(NotOnTheWeb):
+    """Not a byte of the file, and that soon: it costs next to nothing to ask again."""
 
 
 class WebFolder:
@@ -63,17 +68,18 @@ class WebFolder:
         if not self._is_own and (parts := urlsplit(url)).scheme != "https":
             raise NotOnTheWeb(f"{url}: {inside(parts.hostname or '')}")
         request = urllib.request.Request(url, headers={"Accept-Encoding": "identity", "User-Agent": "dilocox-peer"})
-        before = shelf.held
+        before, began, has_begun = shelf.held, time.monotonic(), False
         shelf.make_room_for(max_bytes if is_exact else 0)
         try:
             with self._answer(request) as reply:
+                has_begun = True
                 found = shelf.write(lambda take: self._read(reply, take, url, max_bytes, is_exact))
         except urllib.error.HTTPError as error:
             error.close()  # it holds the connection
-            raise NotOnTheWeb(f"{url}: {error.code} {error.reason}"[:300]) from None
+            raise _failure(began, f"{url}: {error.code} {_one_line(error.reason)}"[:300]) from None
         except (urllib.error.URLError, TimeoutError, ConnectionError, HTTPException, ValueError) as error:
-            reason = " ".join(str(getattr(error, "reason", error)).split())[:300]
-            raise NotOnTheWeb(f"{url}: {reason or type(error).__name__}") from None
+            reason = _one_line(getattr(error, "reason", error))[:300] or type(error).__name__
+            raise _failure(-math.inf if has_begun else began, f"{url}: {reason}") from None
         if found != name:
             if found not in before:
                 shelf.forget(found)
@@ -123,11 +129,19 @@ class WebFolder:
         try:
             piece: bytes = reply.read1(most)
         except OSError as error:
-            reason = " ".join(str(error.strerror or error).split())[:200]
+            reason = _one_line(error.strerror or error)[:200]
             raise NotOnTheWeb(f"{url}: {reason or type(error).__name__}") from None
         finally:
             self._reads_since = None
         return piece
+
+
+def _one_line(told: object) -> str:
+    return " ".join(str(told).split())
+
+
+def _failure(began: float, told: str) -> NotOnTheWeb:
+    return (NothingCame if time.monotonic() - began < 2 * STALL_S else NotOnTheWeb)(told)
 
 
 def _handlers(connected: Callable[[socket.socket], None], *, is_own: bool) -> list[urllib.request.BaseHandler]:

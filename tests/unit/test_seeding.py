@@ -14,6 +14,7 @@ from dilocox_peer.data.catalogue import CATALOGUE_FILE, Catalogue, Shard
 from dilocox_peer.errors import ConfigError, DilocoxError, ThingUnavailable
 from dilocox_peer.peer.reading import ShardRoom
 from dilocox_peer.peer.seeding import PEERS_S, ShardFetcher, SharedFolders, fetch_catalogue
+from dilocox_peer.peer.web_folder import NothingCame
 from dilocox_peer.store.outline import CHUNK_BYTES, outline_of
 from dilocox_peer.types import PeerId, sha256
 from tests.virtual_loop import run_virtually
@@ -311,3 +312,39 @@ def test_a_web_server_with_another_shard_is_asked_less_and_less_often(monkeypatc
     assert 5 <= len(asked) <= 13
     assert len(told) == len(asked)
     assert len(from_peers) > 500
+
+
+AWAY_S = 1260.0
+
+
+def test_a_web_server_that_was_away_is_asked_again_within_a_minute(monkeypatch):
+    """Of 21 minutes away it was asked nine and a half later, and nobody trained on the shard until then."""
+    fed: Any = Fed()
+    fed.wanted = (SHARD,)
+    began, came = list[float](), list[float]()
+
+    class Lacking:
+        async def path(self, _name):
+            return None
+
+        async def fetch(self, _name, **_):
+            raise ThingUnavailable("nobody has it")
+
+    class Away:
+        async def fetch(self, *_, **__):
+            late_s = asyncio.get_running_loop().time() - began[0] - AWAY_S
+            if late_s < 0.0:
+                raise NothingCame("connection refused")
+            came.append(late_s)
+            await asyncio.Event().wait()
+
+    async def scenario():
+        began.append(asyncio.get_running_loop().time())
+        stored: Any = Lacking()
+        running = asyncio.create_task(ShardFetcher(fed, stored, CATALOGUE, nobody, lambda _: None, Away()).run())
+        await asyncio.sleep(3600.0)
+        running.cancel()
+
+    run_virtually(scenario(), monkeypatch)
+    assert len(came) == 1
+    assert came[0] <= 66.0

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ from dilocox_peer.cli.flags import InitFlags
 from dilocox_peer.cli.init import write_run_file
 from dilocox_peer.config import preset
 from dilocox_peer.errors import ConfigError
-from dilocox_peer.peer import web_folder
+from dilocox_peer.peer import outside, web_folder
 from dilocox_peer.peer.outside import Inside, dial_outside, is_outside, why_not_asked
-from dilocox_peer.peer.web_folder import NotOnTheWeb, WebFolder, is_allowed
+from dilocox_peer.peer.web_folder import NothingCame, NotOnTheWeb, WebFolder, is_allowed
 from dilocox_peer.store.shelf import Shelf
 from dilocox_peer.types import sha256
 
@@ -69,6 +70,10 @@ class Files(http.server.BaseHTTPRequestHandler):
                 with contextlib.suppress(OSError):
                     while True:
                         self.wfile.write(RAW)
+            case "/run/in-circles":
+                self.send_response(302)
+                self.send_header("Location", "/run/in-circles")
+                self.end_headers()
             case "/run/moved":
                 self.send_response(302)
                 self.send_header("Location", "ftp://elsewhere/right")
@@ -128,6 +133,7 @@ def test_a_file_of_the_right_hash_is_on_the_shelf_then(tmp_path, url, path):
         ("endless", "larger than 300000 bytes"),
         ("moved", "which is not https"),
         ("missing", "404 not here"),
+        ("in-circles", "302 .*infinite loop"),
     ],
 )
 def test_what_is_not_the_file_is_said_in_one_line_and_not_kept(tmp_path, url, path, says):
@@ -135,6 +141,7 @@ def test_what_is_not_the_file_is_said_in_one_line_and_not_kept(tmp_path, url, pa
     with pytest.raises(NotOnTheWeb, match=says) as raised:
         WebFolder(url, is_own=True).fetch(path, NAME, shelf, max_bytes=len(RAW), is_exact=True)
     assert "\n" not in str(raised.value)
+    assert isinstance(raised.value, NothingCame) == (path in {"moved", "missing", "in-circles"})
     assert shelf.held == frozenset()
     assert not [each for each in tmp_path.rglob("*") if each.is_file()]
 
@@ -155,7 +162,7 @@ def test_a_line_that_breaks_is_no_fault_of_the_disk(tmp_path, monkeypatch, error
 
 
 def test_nobody_there_a_stop_and_a_quota(tmp_path, url):
-    with pytest.raises(NotOnTheWeb, match="refused"):
+    with pytest.raises(NothingCame, match="refused"):
         WebFolder("http://127.0.0.1:9/x", is_own=True).fetch(
             "right", NAME, Shelf(tmp_path), max_bytes=len(RAW), is_exact=True
         )
@@ -267,6 +274,26 @@ def test_what_a_name_stood_for_when_it_was_checked_is_dialled(monkeypatch):
     assert dialled == [("8.8.8.8", 443)]
     with pytest.raises(Inside):
         dial_outside(("changes.example", 443), 1.0)
+
+
+def test_a_name_of_thousands_of_addresses_holds_nobody(monkeypatch):
+    """Each was dialled for ten seconds: of 3000 eight hours, in which no shard was fetched from anybody."""
+    now, dialled = [0.0], list[Any]()
+
+    def dial(place, timeout_s):
+        dialled.append(place)
+        now[0] += timeout_s
+        raise TimeoutError("timed out")
+
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", (f"8.8.{each // 250}.{each % 250}", 443)) for each in range(3000)
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "create_connection", dial)
+    monkeypatch.setattr(outside, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with pytest.raises(TimeoutError):
+        dial_outside(("many.example", 443), 10.0)
+    assert 3 <= len(dialled) <= 5
 
 
 def test_a_proxy_of_the_volunteers_may_be_inside_and_what_lies_behind_it_may_not(tmp_path, service, monkeypatch):
