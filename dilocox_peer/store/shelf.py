@@ -25,7 +25,7 @@ from weakref import WeakSet, finalize
 from dilocox_peer.errors import StateCorrupt
 from dilocox_peer.files import PART, fsync_folder, make_durable, replace_file, sweep_parts, take_room, will_pass
 from dilocox_peer.store.outline import CHUNK_BYTES, Outline, num_chunks
-from dilocox_peer.store.partials import all_but, newest_first, too_many
+from dilocox_peer.store.partials import all_but, too_many
 from dilocox_peer.types import DIGEST_BYTES, Digest, sha256
 
 PARTIAL: Final = "partial"
@@ -334,13 +334,19 @@ class Shelf:
         return partial
 
     def begun(self) -> list[Digest]:
-        """Of what something has come, the newest first."""
-        names = (_name_of(path.name) for path in newest_first([*(self.folder / PARTIAL).iterdir()]))
+        """Of what something has come."""
+        names = (_name_of(path.name) for path in (self.folder / PARTIAL).iterdir())
         return [name for name in names if name is not None]
 
-    def drop(self, begun: Digest) -> None:
-        """What has come of it."""
-        PartialFile(self, begun).discard()
+    def share_begun(self, name: Digest) -> float:
+        """How much of it has come, 0 to 1: all that is here is read."""
+        resumed = PartialFile(self, name).resumed()
+        return 0.0 if resumed is None else len(resumed[1]) / max(1, len(resumed[0].chunks))
+
+    def drop_begun(self) -> None:
+        """All that came of anything, while nothing is being fetched."""
+        for name in self.begun():
+            PartialFile(self, name).discard()
 
     def let_go(self, partial: "PartialFile") -> None:
         """It is not being fetched any more."""

@@ -42,7 +42,7 @@ def test_it_is_late_where_twice_its_pace_does_not_bring_it_in_time(minutes: int,
 
 def test_the_state_of_which_most_has_come_is_gone_on_with_whoever_else_is_asked() -> None:
     begun, other, third = (sha256(bytes([number])) for number in range(3))
-    farthest = Farthest(None)
+    farthest = Farthest({})
     assert farthest.digest is None
     for digest, share in ((other, 0.1), (begun, 0.4), (third, 0.2), (other, 0.3)):
         farthest.left(digest, share)
@@ -52,10 +52,11 @@ def test_the_state_of_which_most_has_come_is_gone_on_with_whoever_else_is_asked(
     assert farthest.digest == third
 
 
-def test_what_had_come_before_stays_until_it_was_asked_for_again() -> None:
+def test_what_had_come_before_stays_until_more_of_another_has() -> None:
     begun, other = sha256(b"begun"), sha256(b"other")
-    farthest = Farthest(begun)
-    farthest.left(other, 0.9)
+    farthest = Farthest({other: 0.1, begun: 0.4})
+    assert farthest.digest == begun
+    farthest.left(other, 0.3)
     assert farthest.digest == begun
     farthest.left(begun, 0.5)
     farthest.left(other, 0.9)

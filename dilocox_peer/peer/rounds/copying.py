@@ -10,6 +10,7 @@ that it has, at twice the pace of the last two minutes: dialling takes a part of
 """
 
 from collections import deque
+from collections.abc import Mapping
 
 from dilocox_peer.types import Digest
 
@@ -52,9 +53,10 @@ class CopyPace:
 class Farthest:
     """The state of which most has come, where none came whole: it is gone on with, and nobody who lets a byte of another come has it dropped."""
 
-    def __init__(self, begun: Digest | None) -> None:
-        """begun: at an earlier time, and is asked for again."""
-        self.digest, self._share = begun, 0.0 if begun is None else 1.0
+    def __init__(self, begun: Mapping[Digest, float]) -> None:
+        """begun: at an earlier time, with the share of each that is here: which came last says nothing, as a liar's byte may have."""
+        self.digest = max(begun, key=lambda each: begun[each], default=None)
+        self._share = 0.0 if self.digest is None else begun[self.digest]
 
     def left(self, digest: Digest, share: float) -> None:
         if share > self._share or digest == self.digest:

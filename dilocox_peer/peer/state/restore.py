@@ -172,7 +172,7 @@ async def find_backup(
         if patience_s and complete is not None and not own.round:
             return Restoration(None, (complete.place.round, complete.place.head))
         left, slow = deque(judged), list[_Read]()
-        farthest = Farthest(await asyncio.to_thread(_begun_of, judged, copy.arrivals) if judged else None)
+        farthest = Farthest(await asyncio.to_thread(_begun_of, judged, copy.arrivals) if judged else {})
         while left:
             each = left.popleft()
             if alive >= 0 and each.source.lease and not each.source.is_named and each.annals.place.round <= newest_here:
@@ -201,8 +201,7 @@ async def find_backup(
                 continue
             if backup is not None and backup.round > own.round:
                 donor = endpoint.me if source.lease is None else source.lease.peer
-                if farthest.digest is not None:
-                    await asyncio.to_thread(copy.arrivals.drop, farthest.digest)
+                await asyncio.to_thread(copy.arrivals.drop_begun)  # its checkpoint takes room now
                 listener(StageRestored(stage, backup.round, donor, backup.state.size_bytes))
                 return Restoration(backup)
         if alive >= 0 or any(each.source.is_named for each in judged):
@@ -212,11 +211,11 @@ async def find_backup(
     return Restoration(None)
 
 
-def _begun_of(judged: Sequence[_Read], arrivals: Shelf) -> Digest | None:
-    """Which of their states something has come of, the newest of these. Raises OSError."""
+def _begun_of(judged: Sequence[_Read], arrivals: Shelf) -> dict[Digest, float]:
+    """Which of their states something has come of, with the share of each that is here. Raises OSError."""
     proven = [each.annals.proven_at(each.source.summary.round) for each in judged]
     wanted = {digest for each in proven if each is not None for _, digest in [each]}
-    return next((name for name in arrivals.begun() if name in wanted), None)
+    return {name: arrivals.share_begun(name) for name in arrivals.begun() if name in wanted}
 
 
 async def newest_kept(stage: int, *, endpoint: Endpoint, directory: Directory, besides: Sequence[Lease] = ()) -> int:
