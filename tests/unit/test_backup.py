@@ -2,6 +2,7 @@
 
 import errno
 import random
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dilocox_peer.errors import ProtocolError
 from dilocox_peer.peer.rounds.durable import LOST_VOTES_VIEWS, Durable, Votes
 from dilocox_peer.peer.rounds.past import Certificates
 from dilocox_peer.peer.rounds.patience import Patience
+from dilocox_peer.peer.state import backup_store as backup_store_module
 from dilocox_peer.peer.state.backup import (
     FOLLOWERS,
     NEAR_TRIES,
@@ -202,6 +204,42 @@ def test_a_full_disk_while_another_branch_is_taken_over_leaves_the_old_copy_thou
         assert found is not None
         assert found.state == stage.states[3]
         assert len(list((tmp_path / "copy" / "checkpoints").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "saves",
+    [
+        [("a", 2, ""), ("a", 3, "chain"), ("a", 4, "chain")],
+        [("a", 2, ""), ("a", 2, "others"), ("b", 2, "others"), ("c", 2, "chain")],
+        [("a", 2, ""), ("b", 2, "others"), ("b", 3, "chain")],
+        [("a", 5, ""), ("b", 4, "chain"), ("b", 5, "chain")],
+        [("a", 3, ""), ("b", 4, "chain"), ("b", 3, "chain"), ("c", 5, "chain")],
+    ],
+)
+def test_saves_that_break_off_one_after_another_leave_the_copy_that_the_chain_proves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: list[tuple[str, int, str]]
+) -> None:
+    """Each of a branch, with its round: before the chain is written, or before the others go. The two newest files stayed, and none of them was proven."""
+    stages = {name: CertifiedStage(float(number)).rounds(7) for number, name in enumerate("abc", start=1)}
+    folder, expected = tmp_path / "copy", stages["a"].states[0]
+
+    def ends(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    for name, number, ends_at in saves:
+        stage, store = stages[name], BackupStore(folder, MANIFEST, STAGE, verify)
+        with monkeypatch.context() as patched:
+            if ends_at:
+                owner = {"chain": BackupStore, "others": backup_store_module}[ends_at]
+                patched.setattr(owner, {"chain": "write_chain", "others": "keep_only"}[ends_at], ends)
+            with pytest.raises(OSError, match="no room") if ends_at else nullcontext():
+                keep_in(store, stage.certificates[: number + 2], stage.states[number])
+        if ends_at != "chain":
+            expected = stage.states[number]
+        found = store.load()
+        assert found is not None, (name, number, ends_at)
+        assert found.state == expected
+        assert len(list((folder / "checkpoints").iterdir())) <= 2
 
 
 def test_a_chain_that_grows_costs_what_has_come_and_its_older_part_stays_on_the_disk(

@@ -13,7 +13,13 @@ from dilocox_peer.peer.rounds.durable import Durable
 from dilocox_peer.peer.rounds.past import Block
 from dilocox_peer.peer.state.backup import CHECKPOINTS, Annals, Backup, copy_folder, reached_with
 from dilocox_peer.peer.state.chain_log import ChainLog, read_chain
-from dilocox_peer.peer.state.checkpoint import keep_only, read_checkpoint, stored_checkpoints, write_checkpoint
+from dilocox_peer.peer.state.checkpoint import (
+    keep_only,
+    named_in,
+    read_checkpoint,
+    stored_checkpoints,
+    write_checkpoint,
+)
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import verify
 from dilocox_peer.store.shelf import Shelf
@@ -27,6 +33,7 @@ class BackupStore:
         self._manifest = manifest
         self._verify = verify
         self._log: ChainLog | None = None
+        self._proven: Path | None = None  # the state's file, by the chain that is on the disk
         self.stage = stage
 
     @cached_property
@@ -82,6 +89,7 @@ class BackupStore:
         self.close()
         self._log = ChainLog(self._path, self._manifest, self.stage, self._verify)
         (self._folder / "chain").unlink(missing_ok=True)  # as copies were before: written anew with every round
+        self._proven = self._proven_by(self._log.annals)
         return self._log.annals
 
     @property
@@ -101,10 +109,17 @@ class BackupStore:
         """Replaces the state that is there, as the chain with this growth proves it; killed at any point, the old one or the new one can be
         loaded. For `settle`. Raises OSError."""
         folder, run_id = self._folder / CHECKPOINTS, self._manifest.run_id
-        path = write_checkpoint(folder, run_id, state, keep=2, replaces=False)
+        path = write_checkpoint(folder, run_id, state, keep=2, spare=self._proven)
         blocks = self.write_chain(growth) if growth is not None else ()
+        self._proven = path
         keep_only(path)
         return blocks
+
+    def _proven_by(self, annals: Annals) -> Path | None:
+        for path in stored_checkpoints(self._folder / CHECKPOINTS):
+            if (named := named_in(path)) is not None and annals.digest_at(named[0]) == named[1]:
+                return path
+        return None
 
     def settle(self, blocks: Sequence[Block]) -> None:
         """What lies in these need not be in memory."""

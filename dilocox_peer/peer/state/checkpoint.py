@@ -51,22 +51,22 @@ def write_checkpoint(
     keep: int = KEEP,
     durable: bool = True,
     unexplained: Collection[Path] = (),
-    replaces: bool = True,
+    spare: Path | None = None,
 ) -> Path:
     """Path of the durable file of state; of the others all beyond `keep` are removed. durable: False where it need not outlive a power
-    cut. unexplained: as of `prune`. replaces: the file of another state of the same round; False: it stays, and this one lies beside it, as two branches
-    have a state of one round, and so have a view change and its parent. Creates folder. Raises OSError.
+    cut. unexplained: as of `prune`. spare: a file that stays; this one lies beside it where that is of another state of the same round, as two branches
+    have, and a view change and its parent. Creates folder. Raises OSError.
 
     Files of later rounds go first: they are of a branch that was given up for state's, which may have fewer rounds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     header = _header(run_id, state.layout, state.head, state.round, state.outline)
     path = _path(folder, state.round)
-    if not replaces and _is_of_another(path, state.head):
+    if path == spare and _is_of_another(path, state.head):
         path = path.with_stem(f"{path.stem}-beside")
     sweep_parts(folder)  # of a process that was killed in mid-write
     replace_file(path, [_LENGTH.pack(len(header)), header, *state.parts()], durable=durable)
-    prune(path, keep=keep, unexplained=unexplained)
+    prune(path, keep=keep, spare=spare, unexplained=unexplained)
     return path
 
 
@@ -194,6 +194,15 @@ def stored_content(folder: Path, digest: Digest) -> FileContent | None:
         except (StateCorrupt, OSError, ValueError, KeyError):
             continue
     return None
+
+
+def named_in(path: Path) -> tuple[Digest, Digest] | None:
+    """The head and the digest of the state that a file says it has; None if it says none."""
+    try:
+        metadata = _read_header(path)[0]["__metadata__"]
+        return Digest(bytes.fromhex(metadata["head"])), Digest(bytes.fromhex(metadata["digest"]))
+    except (StateCorrupt, OSError, ValueError, KeyError):
+        return None
 
 
 def _header(run_id: RunId, layout: Layout, head: Digest, round_number: int, outline: Outline) -> bytes:
