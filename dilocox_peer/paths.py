@@ -2,6 +2,7 @@
 
 import os
 import pwd
+from contextlib import suppress
 from pathlib import Path
 
 from dilocox_peer.errors import ConfigError
@@ -28,13 +29,13 @@ def with_tilde(path: Path) -> str:
 
 
 def _home() -> Path:
-    """An empty HOME is none, as in cron tables and containers: pathlib takes it for the root of all files. Raises RuntimeError; ConfigError for a relative
-    HOME, which would be another folder in each that the program is started in."""
+    """An empty HOME is none, as in cron tables and containers: pathlib takes it for the root of all files. A relative one would be another folder in each
+    that the program is started in, and so would what the system lists for a user without one. Raises RuntimeError; ConfigError for a relative HOME."""
     if named := os.environ.get("HOME"):
         if not os.path.isabs(named):
             raise ConfigError(f"HOME is {named!r}, no whole path: set it, or pass --home")
         return Path(named)
-    try:
-        return Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:
-        raise RuntimeError("no home folder") from None
+    with suppress(KeyError):
+        if os.path.isabs(listed := pwd.getpwuid(os.getuid()).pw_dir):
+            return Path(listed)
+    raise RuntimeError("no home folder")

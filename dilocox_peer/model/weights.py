@@ -23,6 +23,7 @@ from dilocox_peer.errors import ConfigError
 from dilocox_peer.manifest import MAX_CONFIG_CHARS, ModelSection, PublishedSection
 from dilocox_peer.model.families import build_empty, library
 from dilocox_peer.model.published import Design
+from dilocox_peer.paths import expanded
 from dilocox_peer.small_files import SmallFile
 from dilocox_peer.types import Layout, sha256
 
@@ -226,8 +227,8 @@ def place_of(section: ModelSection | PublishedSection, given: Path | None = None
     if given is not None or not isinstance(section, PublishedSection):
         return given
     try:
-        source = Path(section.source).expanduser()
-    except RuntimeError:  # nobody's home
+        source = expanded(section.source)
+    except ConfigError:  # nobody's home
         return None
     return source if source.is_absolute() and source.is_dir() else None
 

@@ -338,11 +338,6 @@ class Shelf:
         names = (_name_of(path.name) for path in (self.folder / PARTIAL).iterdir())
         return [name for name in names if name is not None]
 
-    def share_begun(self, name: Digest) -> float:
-        """How much of it has come, 0 to 1: all that is here is read."""
-        resumed = PartialFile(self, name).resumed()
-        return 0.0 if resumed is None else len(resumed[1]) / max(1, len(resumed[0].chunks))
-
     def drop_begun(self) -> None:
         """All that came of anything, while nothing is being fetched."""
         for name in self.begun():

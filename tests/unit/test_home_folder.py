@@ -84,6 +84,10 @@ def test_an_empty_home_is_none_and_not_the_root_of_all_files(homeless, tmp_path)
             of_nobody()
     assert with_tilde(Path("/elsewhere")) == "/elsewhere"
     assert expanded("") == Path()
+    for listed in ("", "relative"):
+        homeless.setattr(pwd, "getpwuid", lambda _uid, listed=listed: SimpleNamespace(pw_dir=listed))
+        with pytest.raises(ConfigError, match=UNKNOWN):
+            default_home()
     homeless.setattr(pwd, "getpwuid", lambda _uid: SimpleNamespace(pw_dir=str(tmp_path)))
     assert default_home() == tmp_path / ".local" / "share" / "dilocox-peer"
     assert with_tilde(tmp_path / "log") == "~/log"

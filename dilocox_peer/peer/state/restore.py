@@ -41,7 +41,7 @@ from dilocox_peer.peer.state.keeper import Keeper
 from dilocox_peer.peer.state.statesync import Agreed, Copying, fetch_state
 from dilocox_peer.peer.training.anchor_state import AnchorState
 from dilocox_peer.signing import verify
-from dilocox_peer.store.shelf import Shelf
+from dilocox_peer.store.shelf import PartialFile, Shelf
 from dilocox_peer.store.store import Store
 from dilocox_peer.types import Digest, PeerId
 from dilocox_peer.wire.chain import Certificate
@@ -215,7 +215,8 @@ def _begun_of(judged: Sequence[_Read], arrivals: Shelf) -> dict[Digest, float]:
     """Which of their states something has come of, with the share of each that is here. Raises OSError."""
     proven = [each.annals.proven_at(each.source.summary.round) for each in judged]
     wanted = {digest for each in proven if each is not None for _, digest in [each]}
-    return {name: arrivals.share_begun(name) for name in arrivals.begun() if name in wanted}
+    resumed = {name: PartialFile(arrivals, name).resumed() for name in arrivals.begun() if name in wanted}
+    return {name: len(here[1]) / max(1, len(here[0].chunks)) for name, here in resumed.items() if here is not None}
 
 
 async def newest_kept(stage: int, *, endpoint: Endpoint, directory: Directory, besides: Sequence[Lease] = ()) -> int:
