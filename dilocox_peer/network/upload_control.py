@@ -39,7 +39,9 @@ FARTHEST = 0.7  # of a rate, at one lowering
 DOUBTED_S = 5.0  # of long waits at LEAST_SHARE of a line: it may have become slower than that
 TELLING_BYTES_PER_S = 48_000.0  # down to which we go then: of less, no look tells how long it waits
 CARRIED = 0.7  # of what we let go at LEAST_SHARE: where less comes through, others give way as little as we do
+IN_A_ROW = 2  # doubts in which it does not: in one a crowd of others may have begun at that moment, and whoever comes after it fills the line alone
 BELIEVED_S = 60.0  # before the next doubt, where going below it was no help
+SUSPECTED_S = 20.0  # where too little of ours came through, but not yet IN_A_ROW
 HOLD_S = 0.4  # after a lowering, before the next: what waits has to drain
 FORGETS_BYTES = 16 * 1448  # in which a smoothed round trip, by an eighth a packet, has come down from what waited
 IN_USE = 0.8  # of the rate: less, and it is not the rate that limits us
@@ -85,6 +87,7 @@ class UploadControl:
         self._at_least_s = 0.0  # that waits have been long at the least rate; below 0: until that is counted again
         self._let_go_at_least = self._arrived_at_least = 0  # bytes meanwhile
         self._is_doubted = False  # whether the line is what was measured
+        self._not_carried = 0  # doubts in a row in which too little came through
 
     def take(self, num_let_go: int, num_arrived: int, waiting_s: float | None, now_s: float) -> None:
         """num_let_go: bytes under this rate since the last look; num_arrived: that others acknowledged, over the line. waiting_s: how
@@ -137,7 +140,7 @@ class UploadControl:
         if self._is_doubted and self.rate <= TELLING_BYTES_PER_S:  # less of ours was no help: others fill it
             self._is_doubted = False
             self._believe_less()
-            self._at_least_s = -BELIEVED_S
+            self._at_least_s = -(SUSPECTED_S if 0 < self._not_carried < IN_A_ROW else BELIEVED_S)
             self.rate = self._least
         elif not self._is_doubted and self.rate <= self._least:
             if self._at_least_s <= 0.0:
@@ -151,7 +154,8 @@ class UploadControl:
         """Others fill the line. Where it did not carry even our tenth of it they are like us, each with a tenth of what the line once carried: none of
         them alone makes room enough to find that out. Whoever gives way to us, as others' programs do, lets that through."""
         through = self._arrived_at_least / max(self._let_go_at_least, 1)
-        if through < CARRIED or self._least_of < self.line:
+        self._not_carried = self._not_carried + 1 if through < CARRIED else 0
+        if self._not_carried >= IN_A_ROW or self._least_of < self.line:
             self._least_of *= SHARE * min(through, 1.0)
             self._carried_before.clear()
 
@@ -159,7 +163,7 @@ class UploadControl:
         """Waits are not long."""
         if self._is_doubted:
             # It was we who filled it, or others end by chance: what the line is says the next time that we fill it.
-            self._is_doubted, self._at_least_s = False, 0.0
+            self._is_doubted, self._at_least_s, self._not_carried = False, 0.0, 0
             self._least_of = self._carried()
             self._carried_before.clear()
         self._at_least_s = max(self._at_least_s - seconds, min(self._at_least_s, 0.0))

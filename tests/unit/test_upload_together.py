@@ -115,3 +115,26 @@ def test_two_who_once_had_a_fast_line_find_out_that_it_is_twenty_times_slower() 
         assert first + second > 0.8 * slow * 100.0
         assert 0.6 < second / first < 1.7
         assert waits_s < 0.04
+
+
+def beside(others: Callable[[float], float], until: float) -> list[float]:
+    """The rate after each minute of one peer, in parts of a line that all share by what each sends, as others send so many times what it carries."""
+    control, line, rates, now = UploadControl(), 10.0 * MBIT, list[float](), 0.0
+    while now < until:
+        now += LOOK_S
+        sent = control.rate + line * others(now)
+        through = min(1.0, line / sent)
+        control.take(
+            int(control.rate * LOOK_S), int(control.rate * LOOK_S * through), BUFFER_S if sent > line else 0.0, now
+        )
+        if len(rates) < now // 60.0:
+            rates.append(control.rate / line)
+    return rates
+
+
+def test_a_moment_in_which_many_send_does_not_take_its_tenth_from_a_peer_for_as_long_as_others_fill_the_line() -> None:
+    """Of a tenth 0.4 came through once, and a seventh of it was left for hours."""
+    for crowded_s in (15.0, 30.0, 40.0):
+        rates = beside(lambda now: 0.0 if now < 60.0 else 2.5 if now < 60.0 + crowded_s else 1.0, 900.0)  # noqa: B023
+        assert min(rates[4:]) > 0.03, crowded_s
+        assert mean(rates[4:]) > 0.08, crowded_s
