@@ -271,6 +271,9 @@ def _keep_to(cores: list[int], pids: set[int], *, alone: bool = False) -> None:
                         os.sched_setaffinity(thread.id, cores)
                         if alone:
                             os.setpriority(os.PRIO_PROCESS, thread.id, 19)
+                if alone:  # processor time is shared among sessions first, and each p2pd is one of its own
+                    with suppress(OSError):
+                        Path(f"/proc/{process.pid}/autogroup").write_text("19")
 
 
 def cpu_s(swarm: set[int]) -> dict[str, float]:
