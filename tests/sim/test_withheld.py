@@ -87,7 +87,7 @@ class Withholding(World):
         return ranked(place.sharing, place.voters)
 
 
-@pytest.mark.parametrize(("peers", "slices", "least"), [(5, 4, 12), (9, 16, 8)])
+@pytest.mark.parametrize(("peers", "slices", "least"), [(5, 4, 12), pytest.param(9, 16, 8, marks=pytest.mark.slow)])
 def test_one_that_gives_a_slice_of_its_own_to_nobody_is_left_out(peers: int, slices: int, least: int) -> None:
     """The slice is one that it averages itself, so that it can say that it holds it. It stopped the stage: 2 and 1 rounds in this time, by view changes."""
     world = Withholding(peers, slices)
@@ -272,7 +272,7 @@ def test_an_acceptance_of_results_that_nobody_signed_binds_no_leader() -> None:
     assert sent[0].accepted.value not in [each.value for each in world.chain()]
 
 
-@pytest.mark.parametrize(("peers", "slices", "least"), [(7, 4, 20), (9, 16, 10)])
+@pytest.mark.parametrize(("peers", "slices", "least"), [(7, 4, 20), pytest.param(9, 16, 10, marks=pytest.mark.slow)])
 def test_two_that_say_they_hold_what_one_keeps_from_all_others_and_average_nothing_hold_up_two_rounds(
     peers: int, slices: int, least: int
 ) -> None:
