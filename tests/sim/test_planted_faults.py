@@ -13,8 +13,9 @@ from .scenario import run_seed
 SEARCHED = 60  # seeds a fault gets to show itself in
 RARE = {  # where the search begins for these
     "no view change after genesis": 70,
-    "any branch is better": 60,
-    "pseudo-gradient kept over every switch": 80,
+    "any branch is better": 102,
+    "pseudo-gradient kept over every switch": 116,
+    "votes in a view change after it signed a newer one": 35,
 }
 
 
