@@ -342,9 +342,12 @@ def main() -> None:
         if not arguments.attacks:
             trial = Trial(Study(corpus, HONEST, 0, seed), method, arguments.rounds)
             trial.run(None, "the mean", 0)
-            heard_less = sum(factor < 1.0 for row in trial.factors for factor in row)
+            less, tenth, refused = (
+                sum(factor < bound for row in trial.factors for factor in row) for bound in (1.0, 0.9, 1e-9)
+            )
             print(
-                f"seed {seed}: of {HONEST * arguments.rounds} honest contributions {heard_less} weigh less than their work; {weighs(trial.factors)}{trial.scoring()}"
+                f"seed {seed}: of {HONEST * arguments.rounds} honest contributions {less} weigh less than their work, {tenth} by a tenth and more, "
+                f"{refused} nothing; {weighs(trial.factors)}{trial.scoring()}"
             )
             continue
         trial = Trial(Study(corpus, HONEST, 0, seed), method, arguments.rounds)
