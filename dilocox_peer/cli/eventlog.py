@@ -116,8 +116,8 @@ class _Lines(Console):
 
 
 def _let_stdout_go() -> None:
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the rest is tried again at exit
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 1)  # or the rest is tried again at exit
     with suppress(OSError, ValueError):  # it may be the same pipe
         print("dilocox-peer: nobody reads standard output any more; the work goes on", file=sys.stderr, flush=True)
 

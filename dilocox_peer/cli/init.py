@@ -232,9 +232,8 @@ def _write_both(path: Path, content: bytes, beside: _Beside, home: Path | None) 
     from dilocox_peer.data.tokenizer_files import keep_tokenizer
 
     keep_tokenizer(tokenizers_folder(home), beside.given)
-    if _standard(path) is not None or (
-        path.exists() and not path.is_file()
-    ):  # a device or a pipe, whose name is to stay
+    # The name of a device or a pipe is to stay.
+    if _standard(path) is not None or (path.exists() and not path.is_file()):
         write_whole(beside.path, beside.content)
         write_whole(path, content)
         return

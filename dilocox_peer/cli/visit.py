@@ -49,7 +49,7 @@ class Visit:
     run_folder: Path
 
     async def settings(self, timeout_s: float = 10.0) -> Manifest:
-        """Raises RunUnreachable, which names our clock where that is why."""
+        """timeout_s: of the directory. Raises RunUnreachable, which names our clock where that is why, and ManifestMismatch."""
         from dilocox_peer.peer.arrival import settings_of
 
         return await settings_of(self.directory, self.transport, timeout_s)

@@ -20,15 +20,16 @@ DECODED_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class DecodedContribution:
-    """A contribution's values, to be read as the contribution is. starts: of its tensors."""
+    """A contribution's values, to be read as the contribution is. starts: of its tensors. values_N: (N,) float32, CPU."""
 
     starts: tuple[int, ...]
     values_N: Tensor
 
     @classmethod
-    def of(cls, contribution: Contribution, layout: Layout) -> "DecodedContribution":
+    def of(cls, contribution: Contribution) -> "DecodedContribution":
         """Raises MalformedBlob."""
-        return cls.of_values(decode_all(contribution, layout, torch.empty(layout.num_elements)), layout)
+        layout = contribution.layout
+        return cls.of_values(decode_all(contribution, torch.empty(layout.num_elements)), layout)
 
     @classmethod
     def of_values(cls, values_N: Tensor, layout: Layout) -> "DecodedContribution":
@@ -55,12 +56,12 @@ def decoded_if_small(
     """Them, or what they decode to where all of that is DECODED_BYTES at most. Raises MalformedBlob."""
     if 4 * layout.num_elements * len(contributions) > DECODED_BYTES:
         return contributions
-    return [DecodedContribution.of(each, layout) for each in contributions]
+    return [DecodedContribution.of(each) for each in contributions]
 
 
-def decode_all(contribution: Contribution, layout: Layout, out_N: Tensor) -> Tensor:
-    """out_N, with all that the contribution decodes to. Raises MalformedBlob."""
-    for index, (spec, start, _stop) in enumerate(layout.spans()):
+def decode_all(contribution: Contribution, out_N: Tensor) -> Tensor:
+    """out_N ((N,) float32, CPU), with all that the contribution decodes to. Raises MalformedBlob; out_N is then unspecified."""
+    for index, (spec, start, _stop) in enumerate(contribution.layout.spans()):
         reader = contribution.open(index)
         for first, last in pieces(spec.num_elements):
             reader.read(first, last, out_N[start + first : start + last])

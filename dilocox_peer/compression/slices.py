@@ -215,7 +215,7 @@ def average_slice(
     for (_spec, start, stop), decay in zip(layout.spans(), decay_by_codec(layout, codec_of), strict=True):
         with_feedback(sent_N[start:stop], residual_N[start:stop], decay, out=sent_N[start:stop])
     blob = ContributionEncoder(layout, codec_of).blob_of(sent_N)
-    decode_all(open_contribution(blob, layout), layout, residual_N)
+    decode_all(open_contribution(blob, layout), residual_N)
     lost_N = residual_after(sent_N, residual_N)
     if longest_residual < math.inf and (length := _length_of(lost_N, layout)) > longest_residual:
         # A power of two: exact.
@@ -278,13 +278,12 @@ def _mean(
     ]
     left_MU = factors_of(squares, counts, factors, unit_sizes(layout), norm_clip=norm_clip, most_rms=most_rms)
     shares = shares_of(left_MU, counts, total)
-    scratch_N = torch.empty(0)
+    scratch_N = torch.empty(0 if isinstance(contributions[0], DecodedContribution) else layout.num_elements)
     for row, contribution in enumerate(contributions):
         if isinstance(contribution, DecodedContribution):
             decoded_N = contribution.values_N
         else:
-            scratch_N = scratch_N if len(scratch_N) else torch.empty(layout.num_elements)
-            decoded_N = decode_all(contribution, layout, scratch_N)
+            decoded_N = decode_all(contribution, scratch_N)
         for (spec, start, stop), units in zip(layout.spans(), units_of(layout), strict=True):
             unit = unit_of(spec.num_elements)
             out_N[start:stop].add_(scale(decoded_N[start:stop], shares[row][units], unit))

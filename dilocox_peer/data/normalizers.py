@@ -13,9 +13,8 @@ def growth_of(normalizer: Any) -> float:
     longest = 1.0
     for step in _steps(json.loads(normalizer.__getstate__())):
         if step.get("type") == "Replace":
-            replaced = (
-                step["pattern"].get("String") or ""
-            )  # an expression may match nothing, between any two characters
+            # An expression may match nothing, between any two characters.
+            replaced = step["pattern"].get("String") or ""
             content = len(step["content"])
             longest *= max(1.0, content / len(replaced)) if replaced else 1.0 + content
         elif step.get("type") == "Prepend":

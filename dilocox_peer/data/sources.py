@@ -458,9 +458,8 @@ def _arrow_columns(pyarrow: Any, path: Path, column: str, is_text: bool) -> Iter
         for batch in reader:
             values = batch.column(reader.schema.get_field_index(column))
             try:
-                values.validate(
-                    full=True
-                )  # where a value lies is read as the file has it: a damaged one would end the process by a signal
+                # Where a value lies is read as the file has it: a damaged one would end the process by a signal.
+                values.validate(full=True)
             except pyarrow.ArrowInvalid as error:
                 raise _no_utf8(path, column) if "UTF8" in str(error) else error from None
             for start in range(0, batch.num_rows, _ROWS):

@@ -26,9 +26,8 @@ from dilocox_peer.types import Digest, PeerId, sha256
 LOOK_S = 0.5
 AGAIN_S = 5.0  # before the same shard is asked for again; twice as long each time that it came and was damaged on the disk since
 MOST_AGAIN_S = 600.0
-NOTHING_S = (
-    60.0  # the most of a web server that does not answer, or has no such file yet: it may be right a minute later
-)
+# The most of a web server that does not answer, or has no such file yet: it may be right a minute later.
+NOTHING_S = 60.0
 FETCH_S = 3600.0
 ENTER_S = 120.0
 PEERS_S = 30.0  # that peers have for the catalogue before the web is asked: one that trickles it keeps nobody from it
@@ -155,9 +154,8 @@ class ShardFetcher:
         self._not_before: dict[str, float] = {}
         self._fetched: dict[str, int] = {}  # how often it came
         self._left_out: dict[PeerId, float] = {}  # until then
-        self._web_refused: dict[
-            str, tuple[int, float]
-        ] = {}  # how often in a row what the web had was none; not asked before then
+        # How often in a row what the web had was none; not asked before then.
+        self._web_refused: dict[str, tuple[int, float]] = {}
 
     async def run(self) -> None:
         while True:

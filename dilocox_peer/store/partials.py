@@ -9,6 +9,7 @@ MAX_PARTIALS = 16  # beside those that are being fetched: the newest are gone on
 
 
 def newest_first(partials: Sequence[Path]) -> list[Path]:
+    """By when they were last written to; without those that are gone."""
     ages = {}
     for path in partials:
         with suppress(OSError):  # it has just been moved in
