@@ -233,13 +233,22 @@ async def run_peers(
             round_s = regime.inner_steps * regime.batch_s * settings.accumulate
             first = origins[0]
             patience_s = START_S + 4 * (WARM_UP + rounds) * round_s
+
+            def ended() -> list[str]:
+                return [
+                    f"{place.name} ended: {' / '.join(list(swarm.child(place.name).tail)[-3:])}"
+                    for place in places
+                    if swarm.child(place.name).process.returncode is not None
+                ]
+
             try:
-                if not await swarm.until(lambda: len(certified(first)) >= WARM_UP, patience_s):
-                    return Measured(case, "peers", settings.peers, mbit, 0.0, more="no rounds")
+                await swarm.until(lambda: len(certified(first)) >= WARM_UP or bool(ended()), patience_s)
+                if ended() or len(certified(first)) < WARM_UP:
+                    return Measured(case, "peers", settings.peers, mbit, 0.0, more="; ".join(ended()) or "no rounds")
                 sent = [sent_by(lab, host) for host in hosts]
                 began = time.time()
                 await swarm.until(lambda: len(certified(first)) >= WARM_UP + rounds, patience_s)
-                ended = time.time()
+                closed = time.time()
                 memory = {place.name: peaks_of(swarm.child(place.name).process.pid) for place in places}
                 sent_bytes = sum(sent_by(lab, host) for host in hosts) - sum(sent)
             finally:
@@ -255,7 +264,7 @@ async def run_peers(
                 for name in origins
                 if stages > 1
                 for begin, end in struct.iter_unpack("dd", (swarm.folder / f"{name}.ways").read_bytes())
-                if began <= end < ended
+                if began <= end < closed
             ]
             seen = certified(first)[WARM_UP - 1 :]
             from_, to = seen[0]["time"], seen[-1]["time"]
@@ -263,7 +272,7 @@ async def run_peers(
             if not counted:
                 return Measured(case, "peers", settings.peers, mbit, 0.0, more="no rounds")
             batches = sum(from_ <= moment < to for moment in ends)
-            tokens = TOKENS * sum(began <= moment < ended for moment in ends)
+            tokens = TOKENS * sum(began <= moment < closed for moment in ends)
             planned = sum(each["inner_steps"] for each in seen[1:]) / len(counted)
             most = max(memory, key=lambda name: held(memory[name]))
             numbers = {each["round"] for each in seen[1:]}

@@ -14,8 +14,10 @@ bytes a parameter that the process took beside interpreter and libraries (VmHWM)
 --peers: real peers of one stage over loopback with limits of --mbit; a micro-batch sleeps for --batch-s and leaves a gradient of full
 size, all else is the peer's own, AdamW too. Per peer: the most that its processes took (its own, p2pd, helpers: peaks.py), beside what
 `plan`, `doctor` and `join` tell of such a stage (without what forwards keep, as emulated compute keeps nothing); the latest that its event loop ran,
-and without what it waited for a processor (standstills.py: the peers share this machine's), contributions that counted, what was said of absent peers, how much of the training's time passed between micro-batches while a checkpoint was flushed and
-while none was, and the seconds from Ctrl-C to the end: of the first peer in mid-training, of the second within a merge.
+and without what it waited for a processor (standstills.py: the peers share this machine's), contributions that counted, what was said of
+absent peers, how long checkpoints were flushed (none holds training up for longer than it takes), how much of the training's time passed
+between micro-batches meanwhile and at other times, and the seconds from Ctrl-C to the end: of the first peer in mid-training, of the
+second within a merge.
 """
 
 import argparse
@@ -358,8 +360,10 @@ def tell(swarm: WatchedSwarm, label: str, log: Path) -> None:
     pauses = [(after[0], after[0] - before[1]) for before, after in pairwise(batches)]
     during = [pause for at, pause in pauses if any(first <= at <= last for first, last in writes)]
     beside = [pause for at, pause in pauses if not any(first <= at <= last for first, last in writes)]
+    whole_s = batches[-1][1] - batches[0][0]
     print(
-        f"{label}: {len(writes)} checkpoints of {', '.join(f'{last - first:.1f}' for first, last in writes)} s; between micro-batches "
+        f"{label}: {len(writes)} checkpoints of {', '.join(f'{last - first:.1f}' for first, last in writes)} s, "
+        f"{sum(last - first for first, last in writes) / whole_s:.2%} of its {whole_s:.0f} s of training; between micro-batches "
         f"{spread(during or [0.0], '.2f')} s while one was flushed, {spread(beside, '.2f')} s else"
     )
 
