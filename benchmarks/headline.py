@@ -58,7 +58,7 @@ from headline_table import (
     write_results,
 )
 from headline_worker import Settings
-from peaks import held, peaks_of
+from peaks import held, peaks_of, processor_of
 from swarm import header
 from testbed.home_swarm import BOOTSTRAP, HomeSwarm
 from testbed.natlab import NatLab, missing
@@ -246,9 +246,13 @@ async def run_peers(
                 if ended() or len(certified(first)) < WARM_UP:
                     return Measured(case, "peers", settings.peers, mbit, 0.0, more="; ".join(ended()) or "no rounds")
                 sent = [sent_by(lab, host) for host in hosts]
+                pids = {BOOTSTRAP: swarm.child(BOOTSTRAP).process.pid}
+                pids |= {place.name: swarm.child(place.name).process.pid for place in places}
+                worked = {name: processor_of(pid) for name, pid in pids.items()}
                 began = time.time()
                 await swarm.until(lambda: len(certified(first)) >= WARM_UP + rounds, patience_s)
                 closed = time.time()
+                processor = {name: cores(worked[name], processor_of(pid), closed - began) for name, pid in pids.items()}
                 memory = {place.name: peaks_of(swarm.child(place.name).process.pid) for place in places}
                 sent_bytes = sum(sent_by(lab, host) for host in hosts) - sum(sent)
             finally:
@@ -303,6 +307,7 @@ async def run_peers(
             said += f"; {most} held at most " + ", ".join(
                 f"{name} {size / 1e6:.0f} MB" for name, size in memory[most].items()
             )
+            said += f"; cores {most} {processor[most]}, bootstrap {processor[BOOTSTRAP]}"
             return Measured(
                 case, "peers", settings.peers, mbit, TOKENS * batches / (to - from_), sent_bytes / max(tokens, 1),
                 averaged, planned,
@@ -312,6 +317,11 @@ async def run_peers(
             )  # fmt: skip
     finally:
         lab.__exit__()
+
+
+def cores(before: dict[str, float], after: dict[str, float], seconds: float) -> str:
+    """What a peer's processes took of the processors meanwhile, in cores."""
+    return " ".join(f"{name} {(now - before.get(name, 0.0)) / seconds:.3f}" for name, now in after.items())
 
 
 def crossed(swarm: HomeSwarm, places: list[Place]) -> float:

@@ -36,3 +36,16 @@ def peaks_of(pid: int) -> dict[str, int]:
 def held(peaks: dict[str, int]) -> int:
     """All of a peer's processes, in bytes."""
     return sum(size for name, size in peaks.items() if name != OF_NO_FILE)
+
+
+def processor_of(pid: int) -> dict[str, float]:
+    """Seconds of processor that the process and its helpers have taken until now, by the names of `peaks_of`; of ended helpers none."""
+    found: dict[str, float] = {}
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                name = "peer" if each.pid == pid else each.name()
+                times = each.cpu_times()
+                found[name] = found.get(name, 0.0) + times.user + times.system
+    return found
