@@ -20,6 +20,9 @@ many peers. Lines are slow from the start for peers; the others warm up before, 
                 predictions.py has whole peers that really compute
     B/token     bytes that left the interfaces, frames and all, over tokens trained
 
+--dilation 2: emulated compute and lines both half as fast (1 + rho is the same), so that what all peers do on this machine's processors is
+half as much of the time: each has a machine of its own in the world. Its results belong into another --into.
+
 Layouts of two stages: `sites` has both stages of a replica at one place, and a line of 2.4 Mbit/s between the two places; `homes` has
 each of the four peers behind its own line of 100 Mbit/s. Their limit is arithmetic: no peer ever waits. What is measured goes into
 --into as headline.json, with what earlier runs measured of other cases, and from there into headline.md and headline.png.
@@ -413,6 +416,7 @@ def main() -> int:
     parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO))
     parser.add_argument("--layouts", nargs="*", choices=list(LAYOUTS), default=None)
     parser.add_argument("--rounds", type=int, default=8, help="to measure")
+    parser.add_argument("--dilation", type=float, default=1.0, help="by which compute and lines of regimes are slower")
     parser.add_argument("--adapt", choices=("off", "link"), default="off", help="of the peers' plans")
     parser.add_argument("--join", nargs="*", default=[], help="more arguments of the peers")
     parser.add_argument("--log", type=Path, help="write every event of the last case of peers there")
@@ -422,6 +426,7 @@ def main() -> int:
         print(f"skipped: {lack}", file=sys.stderr)
         return LACKS
     print(header())
+    REGIMES.update({name: regime.dilated(args.dilation) for name, regime in REGIMES.items()})
     everything = args.regimes is None and args.layouts is None
     cases = [
         (case, who, peers)
@@ -437,6 +442,8 @@ def main() -> int:
         measured = asyncio.run(measure(args, case, who, peers))
         who = "peers, adapting" if who == "peers" and args.adapt != "off" else who
         commit = header().splitlines()[0].rpartition(" ")[2]
+        if args.dilation != 1.0:
+            measured = replace(measured, more=f"{measured.more}; dilated {args.dilation:g} times")
         measured = replace(measured, who=who, at=f"commit {commit}, load {os.getloadavg()[0]:.1f}")
         if measured.exchange_s and measured.tokens_per_s and (limit := limit_of(found, measured)) is not None:
             measured = replace(measured, more=f"{measured.more}; {told_by_plan(measured, limit)}")

@@ -1,7 +1,7 @@
 """What headline.py measured, as a table, as a picture and as what the next run goes on from."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 TOKENS = 1024  # a micro-batch
@@ -19,6 +19,10 @@ class Regime:
     def mbit_of(self, peers: int) -> float:
         """With which an all-reduce between so many takes as long."""
         return self.mbit * 2 * (peers - 1) / peers
+
+    def dilated(self, times: float) -> "Regime":
+        """So many times slower in all that is emulated, compute and lines."""
+        return replace(self, batch_s=self.batch_s * times, mbit=self.mbit / times)
 
 
 REGIMES = {
