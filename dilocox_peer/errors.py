@@ -94,6 +94,13 @@ def disk_remedy(error: OSError) -> str:
     return _DISK_REMEDIES.get(error.errno or 0, "")
 
 
+def first_failure(error: BaseException) -> BaseException:
+    """Of tasks that belong together the first one's; of a group nobody reads what it was."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def not_written(what: str, error: OSError, remedy: str = "") -> DilocoxError:
     """To be raised: a DiskTakesNothing where the disk takes nothing now, else a ConfigError with the remedy. what: could not be written, and that
     it could not."""

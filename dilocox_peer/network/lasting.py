@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from dilocox_peer.errors import first_failure
 from dilocox_peer.events import Failed, Listener
 
 AGAIN_S, MOST_AGAIN_S = 1.0, 60.0
@@ -19,7 +20,8 @@ async def lasting(work: Callable[[], Awaitable[None]], what: str, tell: Listener
         except Exception as error:  # a task boundary
             if loop.time() - began_at > MOST_AGAIN_S:
                 again_s = AGAIN_S
-            tell(Failed(what, f"{type(error).__name__}: {error}; going on in {again_s:.0f} s"))
+            first = first_failure(error)
+            tell(Failed(what, f"{type(first).__name__}: {first}; going on in {again_s:.0f} s"))
             await asyncio.sleep(again_s)
             again_s = min(2 * again_s, MOST_AGAIN_S)
 

@@ -17,7 +17,15 @@ from pathlib import Path
 from dilocox_peer.contract import Note, Tick
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.dht.records import Lease
-from dilocox_peer.errors import ConfigError, DiskTakesNothing, PeerUnavailable, ProtocolError, RunUnreachable
+from dilocox_peer.errors import (
+    ConfigError,
+    DiskTakesNothing,
+    PeerUnavailable,
+    ProtocolError,
+    RunUnreachable,
+    disk_remedy,
+    first_failure,
+)
 from dilocox_peer.events import Failed, Listener, MessageRefused, Remark
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.network.lasting import lasting
@@ -334,6 +342,7 @@ class _Desk:
         self._posted: set[PeerId] = set()  # and the notary has not been told yet
         self._directed = -1  # the number of the newest directive that the notary was told
         self._notary: Notary | None = None
+        self._unwritten = ""  # why its log takes nothing, which is told once
 
     @property
     def stage(self) -> int:
@@ -385,12 +394,20 @@ class _Desk:
                 self._listener(Failed(f"notary of stage {self.stage}", f"it signs nothing: {error}"))
                 return
             except Exception as error:  # a task boundary: the directory and the other stages go on
-                reason = f"{type(error).__name__}: {error}"
-                self._listener(Failed(f"notary of stage {self.stage}", f"{reason}; started anew in {RESTART_S:.0f} s"))
+                self._tell_failed(first_failure(error))
             self._notary = None
             self._posted.clear()
             self._directed = -1
             await asyncio.sleep(RESTART_S)
+
+    def _tell_failed(self, error: BaseException) -> None:
+        """A disk that takes nothing is told once, not each time that its log is tried."""
+        if not (isinstance(error, OSError) and (remedy := disk_remedy(error))):
+            reason = f"{type(error).__name__}: {error}; started anew in {RESTART_S:.0f} s"
+            self._listener(Failed(f"notary of stage {self.stage}", reason))
+        elif self._unwritten != (reason := f"it signs nothing until its log can be written: {error.strerror}; {remedy}"):
+            self._unwritten = reason
+            self._listener(Failed(f"notary of stage {self.stage}", reason))
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -434,6 +451,9 @@ class _Desk:
                 case Persist(state):
                     if blocks := await loop.run_in_executor(self._writer, journal.write, state):
                         notary.chain.seal(blocks)
+                    if self._unwritten:
+                        self._unwritten = ""
+                        self._listener(Remark(f"notary of stage {self.stage}: its log can be written again"))
                     if state.checkpoint is not None:
                         self._on_vouched()
                 case Note(event):

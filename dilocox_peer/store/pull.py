@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, assert_never
 
-from dilocox_peer.errors import PeerUnavailable, ProtocolError, ThingUnavailable
+from dilocox_peer.errors import PeerUnavailable, ProtocolError, ThingUnavailable, first_failure
 from dilocox_peer.network.bulk import RequestRefused, Take
 from dilocox_peer.store.actions import (
     Accused,
@@ -126,7 +126,7 @@ class Pull:
                 raise ThingUnavailable(f"{self._fetch.name.hex()[:12]} is not to be had: {self._end.reason}")
             return await self._in_thread(self._finished)
         except BaseExceptionGroup as failures:
-            raise _first(failures) from None
+            raise first_failure(failures) from None
         finally:
             self.closed = self._thread.submit(self._sink.close)  # after what is under way
             self._thread.shutdown(wait=False)
@@ -340,9 +340,3 @@ class Closing:
         """Until no thread is at that thing, at most so long."""
         if (ending := self._ends.get(name)) is not None:
             await asyncio.wait({ending}, timeout=timeout_s)
-
-
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One of them, not a group."""
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,8 +1,10 @@
 """The owner's notaries on real networks: they find the peers, sign, publish, and one that fails takes nobody with it."""
 
 import asyncio
+import errno
+import os
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +24,9 @@ from dilocox_peer.peer.rounds.chain import Chain
 from dilocox_peer.peer.rounds.contract import OwnerSpoke
 from dilocox_peer.peer.rounds.durable import Durable, Votes, encode_record
 from dilocox_peer.peer.rounds.genesis import genesis_of
+from dilocox_peer.peer.rounds.journal import Journal
 from dilocox_peer.peer.rounds.notary import Notary
+from dilocox_peer.peer.rounds.past import Block
 from dilocox_peer.types import PeerId
 from dilocox_peer.wire.chain import Certificate
 from dilocox_peer.wire.checkpoints import Checkpoint, sign_checkpoint
@@ -157,6 +161,27 @@ async def test_each_stage_gets_its_first_roster_from_whoever_is_there(scene: Sce
     newcomer = await scene.join("d", FIRST)
     await until(lambda: newcomer.chain.head == players[0].chain.head)
     assert scene.bootstrap.told(FirstRosterSigned) == [], "it has a log"
+
+
+async def test_a_disk_that_takes_nothing_is_named_once_and_signed_on_when_there_is_room(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, tries = Journal.write, list[object]()
+
+    def refuse(journal: Journal, durable: Durable) -> Sequence[Block]:
+        tries.append(journal)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Journal, "write", refuse)
+    scene.bootstrap.start()
+    player = await scene.join("a", FIRST)
+    await until(lambda: len(tries) > 2)
+    assert [event.line() for event in scene.bootstrap.told(Failed)] == [
+        "notary of stage 0: it signs nothing until its log can be written: No space left on device; free some space"
+    ]
+    monkeypatch.setattr(Journal, "write", written)
+    await until(lambda: player.chain.height == 1)
+    assert "its log can be written again" in [event.line() for event in scene.bootstrap.told(Remark)][-1]
 
 
 async def test_what_it_vouches_for_is_in_the_directory_and_outlives_it(scene: Scene) -> None:

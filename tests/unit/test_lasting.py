@@ -12,7 +12,7 @@ from dilocox_peer.network.lasting import lasting
 def test_what_nobody_foresaw_is_told_and_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lasting_module, "AGAIN_S", 0.001)
     told: list[Event] = []
-    tries = iter([ValueError("unknown protocol"), KeyError("x"), None])
+    tries = iter([ValueError("unknown protocol"), ExceptionGroup("tasks", [KeyError("x")]), None])
 
     async def work() -> None:
         if (error := next(tries)) is not None:
