@@ -18,7 +18,7 @@ from dilocox_peer.admission import Gate, Grant, Revocations, Right, owner_of, wh
 from dilocox_peer.cli.flags_of_owner import InviteFlags, RevokeFlags
 from dilocox_peer.cli.home import PeerHome, default_home, owner_key_path
 from dilocox_peer.config import read_signed_manifest
-from dilocox_peer.errors import ConfigError
+from dilocox_peer.errors import ConfigError, DiskTakesNothing
 from dilocox_peer.invitation import SCHEME, Invitation, format_invitation, parse_invitation, parse_multiaddrs
 from dilocox_peer.manifest import Manifest
 from dilocox_peer.peer.control import ControlRefused, NotRunning, ask, socket_path
@@ -49,8 +49,8 @@ def run_invite(flags: InviteFlags) -> None:
     from dilocox_peer.peer.desk import OwnerRecords
 
     now, issued_ms = time.time(), int(time.time() * 1000)
+    records = OwnerRecords(flags.home or default_home(), manifest.run_id)
     with suppress(ConfigError):  # of records that cannot be read nobody says when
-        records = OwnerRecords(flags.home or default_home(), manifest.run_id)
         revoked = records.revocations(run_id=manifest.run_id, owner=owner.peer_id)
         issued_ms = max(issued_ms, revoked.number + 1)  # who was put out while this clock was ahead is let in by it
     grant = Grant(
@@ -63,6 +63,8 @@ def run_invite(flags: InviteFlags) -> None:
         uses=0 if flags.for_peer is not None else (flags.uses or 1),
     ).signed_by(owner)
     addresses = _addresses(flags, manifest)
+    with suppress(ConfigError, DiskTakesNothing):  # by its id it can be taken back all the same
+        records.note_issued(issued_ms)
     typer.echo(format_invitation(Invitation(manifest.run_id, addresses, grant)))
     typer.echo(f"{described(grant)}; `dilocox-peer revoke {flags.path} {grant.grant_id.hex()}` takes it back", err=True)
 
@@ -197,8 +199,9 @@ def _write_down(what: bytes, gate: Gate, found: Revocations | None, records: "Ow
     else:
         ours = gate.revocations
     others = [] if found is None else found.entries
+    now_ms = max(int(time.time() * 1000), records.newest_issued_ms())
     try:
-        longer = ours.with_also(what, int(time.time() * 1000), others=others).signed_by(owner)
+        longer = ours.with_also(what, now_ms, others=others).signed_by(owner)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     records.write_revocations(longer)

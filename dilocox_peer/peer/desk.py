@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dilocox_peer.admission import Admission, Gate, Grant, PassMaker, Revocations
+from dilocox_peer.admission import MAX_TIME_MS, Admission, Gate, Grant, PassMaker, Revocations
 from dilocox_peer.dht.directory import Directory
 from dilocox_peer.errors import ConfigError, PeerUnavailable, not_written
 from dilocox_peer.files import replace_file
@@ -60,6 +60,7 @@ class OwnerRecords:
         self._revocations = self.folder / "revocations"
         self._redeemed = self.folder / "redeemed"
         self._directive = self.folder / "directive"
+        self._issued = self.folder / "issued"
 
     def revocations(self, *, run_id: RunId, owner: PeerId) -> Revocations:
         """Empty if nothing was revoked yet. Raises ConfigError when what is there cannot be read or is not the owner's."""
@@ -83,6 +84,23 @@ class OwnerRecords:
             replace_file(self._revocations, [revocations.to_bytes()])
         except OSError as error:
             raise not_written(f"{self._revocations} cannot be written", error, _REMEDY) from None
+
+    def newest_issued_ms(self) -> int:
+        """When the newest invitation was issued, by the clock of then; 0 where nobody says."""
+        try:
+            return min(int(self._issued.read_bytes()[:20]), MAX_TIME_MS)
+        except (OSError, ValueError):
+            return 0
+
+    def note_issued(self, issued_ms: int) -> None:
+        """A peer that is put out is put out of what was issued until then, also by a clock that was ahead. Raises ConfigError, DiskTakesNothing."""
+        if issued_ms <= self.newest_issued_ms():
+            return
+        try:
+            open_folder(self.folder)
+            replace_file(self._issued, [b"%d\n" % issued_ms])
+        except OSError as error:
+            raise not_written(f"{self._issued} cannot be written", error, _REMEDY) from None
 
     def directive(self, *, run: Digest, owner: PeerId) -> Directive | None:
         """None if none was signed yet. Raises ConfigError when what is there cannot be read or is not the owner's."""

@@ -48,6 +48,29 @@ def test_who_was_put_out_while_the_clock_was_ahead_can_be_invited_again(run_file
     assert grant.expires_s < time.time() + 31 * 86_400
 
 
+@pytest.mark.parametrize("uses", [None, 3])
+def test_who_was_invited_while_the_clock_was_ahead_can_be_put_out(run_file, tmp_path, monkeypatch, capsys, uses):
+    """`revoke PEERID` said that it did, and the invitation was good for as long as the clock had been ahead."""
+    right = time.time
+    address = (f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",)
+    whom = {"for_peer": PEER} if uses is None else {"uses": uses}
+
+    def invited():
+        capsys.readouterr()
+        run_invite(InviteFlags(path=run_file, address=address, home=tmp_path, **whom))
+        return parse_invitation(capsys.readouterr().out.strip()).grant
+
+    monkeypatch.setattr(time, "time", lambda: right() + TWO_DAYS_S)
+    before = invited()
+    monkeypatch.setattr(time, "time", right)
+    run_revoke(RevokeFlags(path=run_file, target=PEER, home=tmp_path))
+    manifest = read_signed_manifest(run_file)
+    gate = Gate.of(manifest)
+    gate.take(OwnerRecords(tmp_path, manifest.run_id).revocations(run_id=manifest.run_id, owner=gate.owner))
+    assert gate.why_not(before, PEER, Right.JOIN, time.time()) == "it was put out by the run's owner"
+    assert gate.why_not(invited(), PEER, Right.JOIN, time.time()) is None, "who is invited again comes in again"
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "remedy"),
     [(errno.ENOSPC, DiskTakesNothing, "free some space"), (errno.EACCES, ConfigError, "pass another --home")],
