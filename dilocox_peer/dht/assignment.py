@@ -107,6 +107,17 @@ def why_full(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, wanted: 
     )
 
 
+def no_place(
+    stages: Mapping[int, Sequence[Lease]], claimant: Claimant, wanted: Sequence[int], *, mode: str
+) -> tuple[bool, str]:
+    """(whether that keeps claimant out, what it is told) where all wanted stages are full. mode: of the run's admission. Where that is "open"
+    leases cost nothing, so made-up ones keep nobody out: the roster decides; elsewhere only who was let in has one."""
+    reason = why_full(stages, claimant, wanted)
+    if mode != "open":
+        return True, reason
+    return False, f"{reason}. Leases of an open run may be made up, so this peer asks for a place all the same"
+
+
 def _lacking_near(stages: Mapping[int, Sequence[Lease]], claimant: Claimant, eligible: Sequence[int]) -> list[int]:
     """Among the eligible stages with the fewest peers those with the fewest near ones; none where that makes no difference. Any
     other stage would have to be left again by somebody (better_stage)."""

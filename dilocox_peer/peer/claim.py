@@ -19,9 +19,9 @@ from dilocox_peer.dht.assignment import (
     eligible_stages,
     is_full,
     nearest,
+    no_place,
     to_ask,
     where_they_are,
-    why_full,
     without,
 )
 from dilocox_peer.dht.directory import Directory
@@ -61,8 +61,7 @@ async def claim_stage(
     """A stage of the run that fits here; announced already where others might be claiming it at the same moment. held: the one of
     which a state is on this disk.
 
-    Where anybody may join, leases cost nothing, so made-up ones keep nobody out: that a stage is full is told there, and the roster
-    decides. Raises ConfigError when there is none, or not room for the one that was asked for, LackedForNow where there may be later; RunUnreachable.
+    Raises ConfigError when there is none, or not room for the one that was asked for, LackedForNow where there may be later; RunUnreachable.
     """
     count, most = manifest.stages.count, manifest.limits.max_peers
     if wish.stage is not None and wish.stage >= count:
@@ -83,7 +82,7 @@ async def claim_stage(
         stages = await _leases_of_all(directory, count)
         claimant = Claimant(presence.me, fits, presence.is_dialable, held, most=most)
         if is_full(stages, claimant, insisted):
-            _refuse_or_tell(manifest, why_full(stages, claimant, [insisted]), listener)
+            _hear(no_place(stages, claimant, [insisted], mode=manifest.admission.mode), manifest, listener)
         if not all_loopback(presence.transport.addresses):
             await presence.reachability.ask_entries(presence.transport)
         return insisted
@@ -99,18 +98,19 @@ async def claim_stage(
     claimant = Claimant(presence.me, fits, presence.is_dialable, held, near, most)
     eligible = eligible_stages(stages, claimant)
     if eligible and all(is_full(stages, claimant, each) for each in eligible):
-        _refuse_or_tell(manifest, why_full(stages, claimant, eligible), listener)
+        _hear(no_place(stages, claimant, eligible, mode=manifest.admission.mode), manifest, listener)
         claimant = replace(claimant, most=sys.maxsize)
     stage, why = await _claim_by_need(presence, directory, stages, claimant, doubted)
     listener(StageClaimed(stage, why))
     return stage
 
 
-def _refuse_or_tell(manifest: Manifest, reason: str, listener: Listener) -> None:
-    """Raises LackedForNow where only who was let in can announce itself: a place may be free later."""
-    if manifest.admission.mode != "open":
-        raise LackedForNow(f"no place in run {manifest.run.name!r}: {reason}")
-    listener(Remark(f"{reason}. Leases of an open run may be made up, so this peer asks for a place all the same"))
+def _hear(verdict: tuple[bool, str], manifest: Manifest, listener: Listener) -> None:
+    """Raises LackedForNow where this peer is kept out: a place may be free later."""
+    is_out, words = verdict
+    if is_out:
+        raise LackedForNow(f"no place in run {manifest.run.name!r}: {words}")
+    listener(Remark(words))
 
 
 def fitting_stages(manifest: Manifest, wish: Wish) -> list[int]:

@@ -16,6 +16,7 @@ from dilocox_peer.dht.assignment import (
     doubtful,
     is_full,
     nearest,
+    no_place,
     stage_that_waits,
     take_over,
     to_ask,
@@ -100,6 +101,14 @@ def test_who_insists_on_a_full_stage_hears_which_has_room():
     assert "there is room in stage 1: pass --stage 1" in why_full(stages, capped(), [0])
     alone = why_full(stages, capped(is_dialable=False), [0])
     assert "room in stage" not in alone, "stage 1 would be dialled, and this peer cannot be"
+
+
+@pytest.mark.parametrize(("mode", "is_out"), [("open", False), ("invite", True), ("list", True)])
+def test_a_full_stage_keeps_out_where_leases_are_of_who_was_let_in(mode, is_out):
+    stages = {0: full(0), 1: full(1)}
+    kept_out, words = no_place(stages, capped(), [0], mode=mode)
+    assert kept_out == is_out
+    assert ("asks for a place all the same" in words) != is_out
 
 
 def test_who_has_the_state_of_a_full_stage_comes_back_to_it():
