@@ -40,7 +40,7 @@ def replace_file(
 
 
 def replace_together(files: Mapping[Path, bytes]) -> None:
-    """The same of several files of one folder that belong together: none is replaced before all are written, so that a disk that is full leaves all as they
+    """The same of several files that belong together: none is replaced before all are written, so that a disk that is full leaves all as they
     were; then one after another, in this order. Raises OSError."""
     beside = dict[Path, Path]()
     try:

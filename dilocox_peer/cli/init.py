@@ -238,14 +238,14 @@ def _write_both(path: Path, content: bytes, beside: _Beside, home: Path | None) 
         write_whole(path, content)
         return
     try:
-        replace_together({beside.path: beside.content, path: content})
+        replace_together({beside.path.resolve(): beside.content, path.resolve(): content})
     except OSError as error:
         raise not_written(f"{path} cannot be written", error, WRITABLE) from None
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """The file is the old one or the new one, never a part; a device or a pipe takes it as it comes, and so does standard output under
-    a name such as /dev/stdout. Raises ConfigError, DiskTakesNothing."""
+    """The file is the old one or the new one, never a part, and a link to it stays one; a device or a pipe takes it as it comes, and so does
+    standard output under a name such as /dev/stdout. Raises ConfigError, DiskTakesNothing."""
     try:
         if (number := _standard(path)) is not None:
             sys.stdout.flush()
@@ -254,7 +254,7 @@ def write_whole(path: Path, content: bytes) -> None:
         elif path.is_char_device() or path.is_fifo():
             path.write_bytes(content)
         else:
-            replace_file(path, [content])
+            replace_file(path.resolve(), [content])
     except OSError as error:
         raise not_written(f"{path} cannot be written", error, WRITABLE) from None
 
@@ -269,7 +269,7 @@ def check_writable(path: Path, flag: str) -> None:
         if _standard(path) is not None:
             return
         if not path.exists() or path.is_file():
-            tempfile.TemporaryFile(dir=path.parent).close()  # it is written beside and takes its place
+            tempfile.TemporaryFile(dir=path.resolve().parent).close()  # it is written beside and takes its place
         elif not (path.is_char_device() or path.is_fifo()) or not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_peer.cli.flags import InitFlags
+from dilocox_peer.cli.flags import InitFlags, SignFlags
 from dilocox_peer.cli.home import tokenizers_folder
-from dilocox_peer.cli.init import write_run_file
+from dilocox_peer.cli.init import sign_run_file, write_run_file
 from dilocox_peer.config import preset, read_signed_manifest
 from dilocox_peer.data.corpus import load_corpus
 from dilocox_peer.data.tokenizer import BYTE_TOKENIZER, JsonTokenizer, bounded, id_type, tokenizer_of_run
@@ -224,6 +225,26 @@ def test_init_to_standard_output_leaves_its_name_as_it_is(tmp_path, capfd):
     assert name.is_symlink()
     assert b"[model]" in (tmp_path / "real").read_bytes()
     assert (tmp_path / "tokenizer.json").read_bytes() == bpe_file()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_init_and_sign_write_the_file_behind_a_link(tmp_path, is_there):
+    """The link became a file of its own, and what it led to (of a repository of settings, say) stayed as it was."""
+    (tmp_path / "kept").mkdir()
+    run, tokenizer = tmp_path / "run.toml", tmp_path / "tokenizer.json"
+    for each in (run, tokenizer):
+        each.symlink_to(Path("kept") / each.name)
+        if is_there:
+            (tmp_path / "kept" / each.name).write_text("another")
+    folder = write_model_folder(tmp_path / "model")
+    write_run_file(InitFlags(path=run, tokenizer=folder, home=tmp_path / "home", force=is_there))
+    assert (tmp_path / "kept" / "tokenizer.json").read_bytes() == bpe_file()
+    settings = tmp_path / "kept" / "run.toml"
+    settings.write_text(settings.read_text().replace("total = 1600 ", "total = 1500 "))
+    sign_run_file(SignFlags(path=run, home=tmp_path / "home"))
+    assert run.is_symlink()
+    assert tokenizer.is_symlink()
+    assert read_signed_manifest(settings).rounds.total == 1500
 
 
 def test_init_takes_no_name_that_is_the_tokenizers(tmp_path):
