@@ -405,7 +405,9 @@ class _Desk:
         if not (isinstance(error, OSError) and (remedy := disk_remedy(error))):
             reason = f"{type(error).__name__}: {error}; started anew in {RESTART_S:.0f} s"
             self._listener(Failed(f"notary of stage {self.stage}", reason))
-        elif self._unwritten != (reason := f"it signs nothing until its log can be written: {error.strerror}; {remedy}"):
+        elif self._unwritten != (
+            reason := f"it signs nothing until its log can be written: {error.strerror}; {remedy}"
+        ):
             self._unwritten = reason
             self._listener(Failed(f"notary of stage {self.stage}", reason))
 

@@ -156,6 +156,25 @@ def test_a_claim_is_measured_by_the_pace_of_the_others() -> None:
     assert 200 * 50 < most < 2**20, "a GPU among CPUs is believed, two thousand million micro-batches are not"
 
 
+def test_who_was_suspended_believes_what_the_others_did_meanwhile() -> None:
+    """Of two members the one that had slept for three minutes left the other out, and was itself doubted for it."""
+    conduct = Conduct(ME)
+    conduct.worked(ME, 64, since=0.0, now=5.0)
+    conduct.worked(A, 64, since=0.0, now=5.0)
+    conduct.worked(ME, 1, since=5.0, now=190.0)
+    for later in (190.1, 190.2):  # the rounds of these minutes, fetched
+        conduct.worked(A, 64, since=190.0, now=later)
+    most = conduct.most_work(A, [ME, A], since=190.0, now=195.0)
+    assert most is not None
+    assert most > 128
+    for later in range(200, 400, 10):
+        for peer in (ME, A):
+            conduct.worked(peer, 1, since=later - 10.0, now=float(later))
+    slow = conduct.most_work(A, [ME, A], since=400.0, now=405.0)
+    assert slow is not None
+    assert slow < 500, "who is slow now measures by that"
+
+
 def test_an_accomplice_does_not_raise_the_bound() -> None:
     conduct = Conduct(ME)
     roster = [ME, *(PeerId(f"p{number}") for number in range(7))]

@@ -423,6 +423,17 @@ def test_who_sends_statuses_without_end_is_told_that_it_is_a_fault_and_others_ar
     middle.hear("a", STATUS)
 
 
+def test_what_neighbours_said_while_this_peer_was_suspended_is_none_too_many(middle: MiddlePeer):
+    """linkd goes on meanwhile, and has 11 a second for it: three honest neighbours in a row were refused and unlinked."""
+    middle.hear("a", STATUS)
+    middle.exchange.stood_still(180.0)
+    for _ in range(180 * 11):
+        middle.hear("a", STATUS)
+    with pytest.raises(ProtocolError, match="statuses a second"):
+        for _ in range(100_000):
+            middle.hear("a", STATUS)
+
+
 def test_two_statuses_of_one_moment_leave_as_one(middle: MiddlePeer):
     middle.flush()
     middle.sent.clear()

@@ -143,6 +143,7 @@ class Conveyor:
             stage, self._greeter.checked, lambda peer: hashlib.blake2b(peer.encode(), key=secret).hexdigest()
         )
         self._stopped = threading.Event()
+        self._turned_at = time.monotonic()
         self._started = threading.Event()
         self._start_error: str | None = None
         self._thread = threading.Thread(target=self._run, name="dilocox-pipeline")
@@ -227,6 +228,9 @@ class Conveyor:
         """Waits for something to happen, takes it in, sends what comes of it."""
         due_at = min(self.bench.deadline, self._exchange.opens_at, self._sessions.deadline)
         events = self._link.poll(min(POLL_MAX_S, max(0.0, due_at - time.monotonic())))
+        now = time.monotonic()
+        self._exchange.stood_still(now - self._turned_at)
+        self._turned_at = now
         for event in events:
             self._take(event)
         is_due = self.bench.tick()

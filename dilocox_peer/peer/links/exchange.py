@@ -177,6 +177,12 @@ class Exchange:
                 self._told_at.popitem(last=False)
             self._listener(contract.HopRefused(peer, reason))
 
+    def stood_still(self, seconds: float) -> None:
+        """This process was suspended so long, and linkd was not: what neighbours said meanwhile comes at once, and is none too many."""
+        if seconds * STATUS_RATE > STATUS_BURST / 2:
+            now, burst = time.monotonic(), STATUS_BURST + STATUS_RATE * seconds
+            self._statuses = {peer: TokenBucket(STATUS_RATE, burst, now) for peer in self._statuses}
+
     def forget(self, peer: PeerId) -> None:
         """It is linked no longer: what it sent does not say any more what is usual."""
         self._statuses.pop(peer, None)

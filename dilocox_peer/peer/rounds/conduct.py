@@ -253,7 +253,8 @@ class Conduct:
     def worked(self, peer: PeerId, micro_batches: int, since: float, now: float) -> None:
         """A claim was certified. since: when the head before it began, for a peer that nothing is known of yet."""
         if peer == self._me:
-            self._own_pace = micro_batches / max(now - since, 0.1)
+            # A round in which we were suspended, paused or without a link says nothing of what others can do.
+            self._own_pace = max(micro_batches / max(now - since, 0.1), self._own_pace / 2)
             return
         record = self._of(peer)
         began = since if record.settled_at is None else record.settled_at
