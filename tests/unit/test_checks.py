@@ -189,7 +189,7 @@ def test_a_home_that_cannot_be_made_is_no_full_disk(tmp_path, home):
     [
         ([90.0], "ok", ""), ([56.0], "ok", ""), ([75.0, 75.0, 500.0], "ok", ""), ([], "skipped", ""),
         ([110.0], "warn", "20 s behind"), ([40.0], "warn", "15 s ahead"), ([3000.0], "fail", "behind"),
-        ([10.0], "fail", "45 s ahead"),
+        ([10.0], "fail", "45 s ahead"), ([2.0, 75.0], "ok", ""), ([2.0, 80.0, 3000.0, 60.0], "ok", ""), ([110.0, 120.0], "warn", "20 s behind"),
     ],
 )  # fmt: skip
 def test_the_clock_is_compared_with_the_median_peers(left, status, side):
