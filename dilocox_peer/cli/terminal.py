@@ -61,20 +61,41 @@ class Terminal:
     def __enter__(self) -> Self:
         self._saved = termios.tcgetattr(self._in)
         try:
-            tty.setcbreak(self._in, termios.TCSANOW)
-            mode = termios.tcgetattr(self._in)
-            # Ctrl-C stays what it is. Ctrl-Z and Ctrl-\ would leave the peer stopped or dead and the screen taken, Ctrl-S
-            # would freeze the picture.
-            mode[0] &= ~termios.IXON
-            disabled = os.fpathconf(self._in, "PC_VDISABLE")
-            for key in (termios.VSUSP, termios.VQUIT):
-                mode[6][key] = bytes([disabled])
-            termios.tcsetattr(self._in, termios.TCSANOW, mode)
-            self._write(_ENTER)
+            self._take()
         except BaseException:
             self.give_back()
             raise
         return self
+
+    def _take(self) -> None:
+        """Raises termios.error, OSError."""
+        tty.setcbreak(self._in, termios.TCSANOW)
+        mode = termios.tcgetattr(self._in)
+        # Ctrl-C stays what it is. Ctrl-Z and Ctrl-\ would leave the peer stopped or dead and the screen taken, Ctrl-S
+        # would freeze the picture.
+        mode[0] &= ~termios.IXON
+        disabled = os.fpathconf(self._in, "PC_VDISABLE")
+        for key in (termios.VSUSP, termios.VQUIT):
+            mode[6][key] = bytes([disabled])
+        termios.tcsetattr(self._in, termios.TCSANOW, mode)
+        self._shown = []
+        self._write(_ENTER)
+
+    def may_draw(self) -> bool:
+        """Whether it is ours to draw on and to read from. Not while a shell has it again (this process was stopped, and goes on in the background):
+        the picture would lie on what is typed there, and a read would stop the process. Had a shell had it, it is taken once more."""
+        if self._saved is None or not self._is_in_front():
+            return False
+        with suppress(termios.error, OSError):  # a terminal that has gone is found when it is read
+            if termios.tcgetattr(self._in)[3] & termios.ICANON:
+                self._take()
+        return True
+
+    def _is_in_front(self) -> bool:
+        try:
+            return os.tcgetpgrp(self._in) in (os.getpgrp(), 0)
+        except OSError:  # it is not the one that this session is controlled from
+            return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,8 +132,9 @@ class Terminal:
 
     def keys(self, timeout_s: float) -> str:
         """What was typed, as soon as something is, or after timeout_s, or when woken; "" for nothing."""
+        read_from = [self._in, self._wake_out] if self._is_in_front() else [self._wake_out]
         try:
-            ready, _, _ = select.select([self._in, self._wake_out], [], [], timeout_s)
+            ready, _, _ = select.select(read_from, [], [], timeout_s)
             if self._wake_out in ready:
                 os.read(self._wake_out, 64)
             if self._in not in ready:
@@ -133,6 +155,8 @@ class Terminal:
         if self._saved is None:
             return
         saved, self._saved = self._saved, None
+        if not self._is_in_front():  # a shell has it, and whoever sets it from the background is stopped
+            return
         self._is_gone = False
         self._write(_LEAVE)
         with suppress(termios.error, OSError):
@@ -195,7 +219,8 @@ class Dashboard:
     def _run(self) -> None:
         try:
             while not self._stopped.is_set() and not self._terminal.is_gone:
-                self._draw()
+                if self._terminal.may_draw():
+                    self._draw()
                 for key in self._terminal.keys(REFRESH_S):
                     self._press(key)
         except Exception as error:  # a task boundary: it must not leave a dead picture, in which no key works

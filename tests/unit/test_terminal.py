@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -154,3 +155,54 @@ def test_a_replay_without_a_terminal_shows_local_time_and_offers_no_pause(
     assert time.strftime("%H:%M:%S", time.gmtime(1_790_000_000)) not in shown
     assert "q end" in shown
     assert "p pause" not in shown
+
+
+@pytest.mark.timeout(20)
+def test_a_dashboard_that_a_shell_had_stopped_takes_the_terminal_again(
+    ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `kill -STOP` and `fg` keys waited for Enter, lay on the picture, and were the shell's words when it ended."""
+    person, program = ends
+    before = termios.tcgetattr(program)
+    keys = list[str]()
+    with (
+        Terminal(program, program) as terminal,
+        Dashboard(Observer(), terminal, on_quit=lambda: None, on_failure=pytest.fail, on_key=keys.append),
+    ):
+        read_until(person, b"my peer")
+        monkeypatch.setattr(os, "tcgetpgrp", lambda _fd: 1)
+        time.sleep(0.7)  # what it draws and reads at this moment
+        drain(person)
+        termios.tcsetattr(program, termios.TCSANOW, before)  # as a shell does
+        os.write(person, b"words of the shell\n")
+        time.sleep(1.2)
+        assert TAKEN not in drain(person), "it draws nothing in the background"
+        assert keys == []
+        assert os.read(program, 64) == b"words of the shell\n"
+        monkeypatch.undo()
+        read_until(person, TAKEN)
+        os.write(person, b"+")
+        while not keys:
+            time.sleep(0.01)
+    assert termios.tcgetattr(program) == before
+
+
+def test_a_dashboard_that_ends_in_the_background_leaves_the_terminal_to_the_shell(
+    ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system stops whoever sets a terminal from there: the run was over, and its peer stayed."""
+    person, program = ends
+    with Terminal(program, program):
+        read_until(person, TAKEN)
+        monkeypatch.setattr(os, "tcgetpgrp", lambda _fd: 1)
+        mode = termios.tcgetattr(program)
+    assert termios.tcgetattr(program) == mode
+    assert not drain(person)
+
+
+def drain(fd: int) -> bytes:
+    """All that is there to be read."""
+    seen = b""
+    while select.select([fd], [], [], 0.1)[0]:
+        seen += os.read(fd, 1 << 16)
+    return seen
