@@ -399,16 +399,18 @@ def daemon_class(socket_dir: Path, output: deque[str], started: list["P2P"]) -> 
 
         def _terminate(self) -> None:
             """As hivemind's, but Popen.terminate polls before it signals: a p2pd that has just ended is reaped there, and
-            asyncio's own watcher then says "Unknown child process" on the terminal."""
+            asyncio's own watcher then says "Unknown child process" on the terminal. And sockets that a disk keeps, as it is read-only now,
+            keep nobody from ending."""
             child, self._child = self._child, None
             try:
-                super()._terminate()
+                with suppress(OSError):  # the socket, which comes last
+                    super()._terminate()
             finally:
                 self._child = child
             if child is not None and child.returncode is None:
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGTERM)
-                with suppress(FileNotFoundError, TypeError):
+                with suppress(OSError, TypeError):
                     os.remove(self._daemon_listen_maddr["unix"])
 
         @staticmethod

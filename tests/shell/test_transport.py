@@ -1,6 +1,7 @@
 """Transport against itself, in this process."""
 
 import asyncio
+import errno
 import logging
 import os
 import random
@@ -408,6 +409,19 @@ async def test_p2pd_is_in_a_session_of_its_own_and_ends_with_the_transport(
     assert not list(folder.glob("*"))
     with pytest.raises(PeerUnavailable, match="closed"):
         await transport.send(STRANGER, b"x", 1)
+
+
+async def test_a_disk_that_is_read_only_meanwhile_keeps_no_p2pd_from_ending(
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`leave` ended in the system's error with another exit code, and what followed on p2pd's end was left out."""
+    transport, _ = await make_transport()
+
+    def refuse(path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "remove", refuse)
+    await transport.close()
 
 
 async def test_a_taken_port_is_named(make_transport: MakeTransport) -> None:
