@@ -253,7 +253,7 @@ def replace_round(said: HealthForm, number: int) -> HealthForm:
 
 
 @pytest.mark.parametrize(
-    ("ail", "words"), [("disk", "the disk of …head (stage 0) is full"), ("links", "the link process of …head")]
+    ("ail", "words"), [("disk", "the disk of …head (stage 0) takes nothing"), ("links", "the link process of …head")]
 )
 def test_what_ails_the_only_head_stops_the_run(ail, words):
     run = head_and_two()
@@ -470,7 +470,10 @@ def test_every_trouble_has_words_without_a_hole():
             assert "None" not in trouble.words()
             assert short(trouble.peers[0]) in trouble.words() or kind in {"waiting", "slow"}
             assert TroubleBegan(trouble).level == ("info" if kind in NOTES | {"waiting"} else "warning")
-    assert TroubleOver(Trouble("disk", 0, (ME,)), 12.4).line() == "over after 12 s: the disk of …me (stage 0) is full"
+    assert (
+        TroubleOver(Trouble("disk", 0, (ME,)), 12.4).line()
+        == "over after 12 s: the disk of …me (stage 0) takes nothing"
+    )
 
 
 def test_a_status_counts_the_seconds_down_and_is_as_bad_as_the_worst():
