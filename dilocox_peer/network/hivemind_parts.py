@@ -20,4 +20,11 @@ def load_hivemind() -> None:
         warnings.simplefilter("ignore")
         from hivemind.utils.logging import use_hivemind_log_handler
     use_hivemind_log_handler("nowhere")
+    logging.getLogger("asyncio").addFilter(_is_news)
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Of each search that is called off hivemind leaves tasks that wait for its end, which asyncio tells on the terminal when they are collected."""
+    text = record.getMessage()
+    return not (text.startswith("Task was destroyed but it is pending") and "Event.wait()" in text)
