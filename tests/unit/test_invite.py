@@ -66,6 +66,7 @@ def test_who_was_invited_while_the_clock_was_ahead_can_be_put_out(run_file, tmp_
     run_revoke(RevokeFlags(path=run_file, target=PEER, home=tmp_path))
     manifest = read_signed_manifest(run_file)
     gate = Gate.of(manifest)
+    assert gate is not None
     gate.take(OwnerRecords(tmp_path, manifest.run_id).revocations(run_id=manifest.run_id, owner=gate.owner))
     assert gate.why_not(before, PEER, Right.JOIN, time.time()) == "it was put out by the run's owner"
     assert gate.why_not(invited(), PEER, Right.JOIN, time.time()) is None, "who is invited again comes in again"
