@@ -23,6 +23,11 @@ _WRITE_AND_WAIT = 7  # SYNC_FILE_RANGE_WAIT_BEFORE | _WRITE | _WAIT_AFTER
 _PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN))
 
 
+def behind_links(path: Path) -> Path:
+    """What a symbolic link leads to, there or not; path itself where it is none, or leads round in a circle."""
+    return Path(os.path.realpath(path))
+
+
 def replace_file(
     path: Path, parts: Iterable[bytes | bytearray | memoryview], *, mode: int = 0o644, durable: bool = True
 ) -> None:

@@ -19,7 +19,7 @@ from dilocox_peer.complaints import first_error
 from dilocox_peer.config import PUBLISHED_PRESETS, defaulted_sections, read_manifest, to_toml
 from dilocox_peer.config import preset as preset_manifest
 from dilocox_peer.errors import ConfigError, not_written
-from dilocox_peer.files import replace_file, replace_together
+from dilocox_peer.files import behind_links, replace_file, replace_together
 from dilocox_peer.manifest import (
     BYTES,
     MAX_MANIFEST_BYTES,
@@ -238,7 +238,7 @@ def _write_both(path: Path, content: bytes, beside: _Beside, home: Path | None) 
         write_whole(path, content)
         return
     try:
-        replace_together({beside.path.resolve(): beside.content, path.resolve(): content})
+        replace_together({behind_links(beside.path): beside.content, behind_links(path): content})
     except OSError as error:
         raise not_written(f"{path} cannot be written", error, WRITABLE) from None
 
@@ -254,7 +254,7 @@ def write_whole(path: Path, content: bytes) -> None:
         elif path.is_char_device() or path.is_fifo():
             path.write_bytes(content)
         else:
-            replace_file(path.resolve(), [content])
+            replace_file(behind_links(path), [content])
     except OSError as error:
         raise not_written(f"{path} cannot be written", error, WRITABLE) from None
 
@@ -269,7 +269,7 @@ def check_writable(path: Path, flag: str) -> None:
         if _standard(path) is not None:
             return
         if not path.exists() or path.is_file():
-            tempfile.TemporaryFile(dir=path.resolve().parent).close()  # it is written beside and takes its place
+            tempfile.TemporaryFile(dir=behind_links(path).parent).close()  # it is written beside and takes its place
         elif not (path.is_char_device() or path.is_fifo()) or not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:

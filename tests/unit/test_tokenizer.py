@@ -247,6 +247,14 @@ def test_init_and_sign_write_the_file_behind_a_link(tmp_path, is_there):
     assert read_signed_manifest(settings).rounds.total == 1500
 
 
+def test_init_in_the_place_of_links_that_lead_round_in_a_circle_writes_a_file(tmp_path):
+    run, other = tmp_path / "run.toml", tmp_path / "other.toml"
+    run.symlink_to(other)
+    other.symlink_to(run)
+    write_run_file(InitFlags(path=run, home=tmp_path / "home"))
+    assert read_signed_manifest(run).rounds.total
+
+
 def test_init_takes_no_name_that_is_the_tokenizers(tmp_path):
     """It said that it wrote both, and one was there: of the two the run's."""
     folder = write_model_folder(tmp_path / "model")
