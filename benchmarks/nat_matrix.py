@@ -208,11 +208,14 @@ def show(matrix: Matrix) -> None:
 
 def main() -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("homes", nargs="*", choices=(*KINDS, []), default=list(KINDS))
+    cli.add_argument("homes", nargs="*", metavar="HOME", default=list(KINDS), help=f"of {' '.join(KINDS)}; all of them")
     cli.add_argument("--json", action="store_true", help="the same once more, as the last line")
     cli.add_argument("--watch", type=float, help="seconds")
     cli.add_argument("--delay", type=float, default=0.0, help="ms, one way, of each of a packet's two links")
     args = cli.parse_args()
+    # Choices of argparse would be asked of the default as well, which is a list: none of them.
+    if unknown := sorted(set(args.homes) - KINDS.keys()):
+        cli.error(f"no such home: {' '.join(unknown)}")
     if (lack := missing()) is not None:
         print(f"skipped: {lack}", file=sys.stderr)
         return LACKS
