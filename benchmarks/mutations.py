@@ -8,6 +8,9 @@ import random
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -22,14 +25,35 @@ from dilocox_peer.dht.records import (
     manifest_key,
 )
 from dilocox_peer.dht.validators import RecordValidator
+from dilocox_peer.errors import ProtocolError
 from dilocox_peer.network.frames import MAGIC, pack_header
 from dilocox_peer.network.link_frames import FrameKind
+from dilocox_peer.network.message_frames import join_batch
+from dilocox_peer.network.message_packing import Packer
 from dilocox_peer.signing import SigningKey
-from dilocox_peer.types import RunId
+from dilocox_peer.types import PeerId, RunId
+from dilocox_peer.wire.rounds import decode_message
 
-SERVICES = ("dial-back", "state", "store", "backup")
+SERVICES = ("dial-back", "state", "store", "backup", "health")
 METHODS = ("rpc_ping", "rpc_store", "rpc_find")
 POOL = 300
+GOLDEN = Path(__file__).parents[1] / "tests" / "unit" / "golden"
+STAGE, HEAD = 2, 3  # where they stand in a message
+
+
+@cache
+def _messages() -> tuple[bytes, ...]:
+    """Of each kind, as peers send them now: written down here they would be those of an older version before long."""
+    lines = [
+        line for name in ("rounds", "slices", "directed") for line in (GOLDEN / f"{name}.txt").read_text().splitlines()
+    ]
+    found = []
+    for line in lines:
+        raw = bytes.fromhex(line.split()[-1])
+        with suppress(ProtocolError):  # what is no message, but lies on disks
+            decode_message(raw, PeerId("golden"))
+            found.append(raw)
+    return tuple(found)
 
 
 class Mutations:
@@ -254,36 +278,34 @@ class Mutations:
     # -- messages between the peers of a stage ------------------------------------------------------------------------
 
     def message(self) -> bytes:
+        """Of any kind that there is: one that peers do send, with a head and a stage of its own."""
         rng = self.rng
         if rng.random() < 0.2:
             return self.packed()
-        head = rng.randbytes(32)
-        me, digest, signature = str(self._key.peer_id), rng.randbytes(32), rng.randbytes(64)
-        number = rng.choice((0, 1, 2, 5, 2**31, 2**53))
-        entry = [me, 1, digest, number, 8, b"", [1, 1, 1, 0, 0]]
-        plan = ["fp16", 4, 32, 64]
-        value = [
-            rng.choice(("round", "epoch")),
-            1,
-            number,
-            number,
-            [entry] * rng.choice((0, 1, 64, 70)),
-            [me],
-            plan,
-            b"",
-        ]
-        certificate = [0, head, 0, 0, value, [[me, signature]] * rng.choice((1, 64, 100))]
-        shapes: tuple[list[Any], ...] = (
-            [1, number, number, number, number, 3, True, b"", False], [1], [entry], [number, value], [number, digest, signature],
-            [number, number, [digest] * 3], [number], [number, rng.choice((None, [number, value]))], [number], [number],
-            [number, value], [number, digest, signature], [certificate], [[digest] * rng.choice((1, 40, 200))],
-            [[certificate] * rng.choice((1, 5, 40)), True],
-        )  # fmt: skip
-        code = rng.randrange(len(shapes))
-        fields = [1, code, rng.choice((0, 0, 1, 70_000)), head, rng.choice((0, 1)), *shapes[code]]
+        fields = msgpack.unpackb(rng.choice(_messages()))
+        fields[STAGE], fields[HEAD] = rng.choice((fields[STAGE], 0, 0, 1)), rng.randbytes(32)
         if rng.random() < 0.4:
-            fields[rng.randrange(len(fields))] = self.value(2)
+            self._replace(fields)
         return self.broken(msgpack.packb(fields))
+
+    def _replace(self, fields: list[Any]) -> None:
+        """Something in it, or in what is in it, by anything; or a list by many times the same."""
+        rng = self.rng
+        while True:
+            at = rng.randrange(len(fields))
+            inner = fields[at]
+            if not isinstance(inner, list) or not inner or rng.random() < 0.3:
+                break
+            fields = inner
+        is_longer = isinstance(inner, list) and rng.random() < 0.5
+        fields[at] = inner * rng.choice((2, 40, 70)) if is_longer else self.value(2)
+
+    def batch(self) -> tuple[int, bytes]:
+        """How many messages, and they as they travel on a stream: now and then what is told of them is wrong."""
+        rng = self.rng
+        messages = [self.drawn("message", self.message) for _ in range(rng.choice((1, 1, 2, 8)))]
+        raw = Packer().pack(len(messages), join_batch(messages))
+        return len(messages), self.broken(raw) if rng.random() < 0.1 else raw
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -301,6 +323,7 @@ class Mutations:
                 {"stage": 0, "want": "chain", "locator": [rng.randbytes(32)] * rng.choice((1, 70))},
                 {"stage": rng.choice((0, 1, -1, 2**60)), "want": "chain", "locator": [self.value(1)]},
             ),
+            "health": ({}, {"stage": self.value(1)}),
         }
         header = dict(rng.choice(headers[service]))
         if rng.random() < 0.5:

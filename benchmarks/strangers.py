@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # where it is started by its pat
 from mutations import METHODS, Mutations
 
 from dilocox_peer.invitation import parse_invitation, parse_multiaddr
+from dilocox_peer.network.message_frames import ANSWER_HEAD_BYTES, read_answer_head, split_answer
 from dilocox_peer.types import RunId
 
 DIRECTORY_PER_S, MESSAGES_PER_S, STREAMS_PER_S, BARE_PER_S = 90, 180, 20, 5  # of one stranger, to one target
@@ -23,6 +24,7 @@ DIRECTORY_PER_S, MESSAGES_PER_S, STREAMS_PER_S, BARE_PER_S = 90, 180, 20, 5  # o
 BURST_EVERY, BURST = 50, 60
 TICK_S = 0.1
 SEND_TIMEOUT_S = 10.0
+ANSWER_S = 1.0  # to a batch of messages
 MAX_UNDER_WAY = 24  # of a kind, from one stranger to one target
 LINK_FRAMES = 24  # on a link before the next one
 
@@ -57,12 +59,21 @@ class Target:
     link: tuple[str, list[str]] | None = None
 
 
+@dataclass
+class _Line:
+    """Of messages, to one target."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+
 class Stranger:
     """A transport of its own, and a node of the directory that answers with garbage."""
 
     def __init__(self, transport: Any, mutations: Mutations, targets: list[Target], fire: Fire) -> None:
         self._transport, self._mutations, self._targets, self._fire = transport, mutations, targets, fire
         self._client = transport.p2p._client
+        self._lines: dict[str, _Line] = {}
 
     async def prepare(self) -> None:
         for method in METHODS:
@@ -117,10 +128,30 @@ class Stranger:
             target.peer, f"DHTProtocol.{method}", self._mutations.drawn(method, lambda: self._mutations.request(method))
         )
 
-    async def _message(self, target: Target) -> None:
-        await self._client.call_unary_handler(
-            target.peer, self._transport.message_protocol, self._mutations.drawn("message", self._mutations.message)
-        )
+    async def _message(self, target: Target) -> str:
+        """A batch of them, on the one stream that stays open: of more than two from a peer the older ones are ended."""
+        line = self._lines.setdefault(target.label, _Line())
+        async with line.lock:
+            if line.stream is None:
+                line.stream = await self._transport.daemon.open_stream(
+                    str(target.peer), self._transport.message_protocol, SEND_TIMEOUT_S
+                )
+            reader, writer = line.stream
+            try:
+                count, raw = self._mutations.batch()
+                writer.write(raw)
+                await writer.drain()
+                async with asyncio.timeout(ANSWER_S):  # of a batch that says it is longer than it is nobody hears
+                    _, num_bytes = read_answer_head(await reader.readexactly(ANSWER_HEAD_BYTES))
+                    reasons = split_answer(count, await reader.readexactly(num_bytes)) if num_bytes else [""] * count
+            except BaseException:
+                line.stream = None
+                writer.transport.abort()
+                raise
+        for reason in reasons[1:]:
+            self._fire.sent[f"message to {target.label}"] += 1
+            self._fire.outcomes[f"message: {_class_of(reason or 'taken')}"] += 1
+        return reasons[0]
 
     async def _stream(self, target: Target) -> str | None:
         service = self._mutations.rng.choice(target.serves)
@@ -175,7 +206,7 @@ async def strangers(
             identity = stack.enter_context(Identity.open(folder / f"{index}" / "identity.key"))
             transport = await Transport.create(
                 identity.path, identity.peer_id, namespace=invitation.run_id, initial_peers=invitation.addresses,
-                runtime_dir=folder / f"{index}" / "runtime",
+                runtime_dir=folder / f"{index}" / "runtime", startup_timeout_s=60.0,
             )  # fmt: skip
             stack.push_async_callback(transport.close)
             mutations = Mutations(seed + index, invitation.run_id, identity.key, raw_peer(identity.peer_id))

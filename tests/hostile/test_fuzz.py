@@ -36,6 +36,7 @@ def test_twenty_thousand_mutated_messages_end_and_stop_nobody():
         "directory to peer0",
         "message to peer0",
         "stream to bootstrap",
+        "message: taken",  # some are whole, and reach whom they are for
         "link frame to peer0",
         "answer to rpc_store",
     ):
