@@ -300,12 +300,16 @@ class Mutations:
         is_longer = isinstance(inner, list) and rng.random() < 0.5
         fields[at] = inner * rng.choice((2, 40, 70)) if is_longer else self.value(2)
 
-    def batch(self) -> tuple[int, bytes]:
-        """How many messages, and they as they travel on a stream: now and then what is told of them is wrong."""
+    def batch(self) -> tuple[int, bytes, bool]:
+        """How many messages, they as they travel on a stream, and whether that is whole: now and then what is told of them is wrong."""
         rng = self.rng
-        messages = [self.drawn("message", self.message) for _ in range(rng.choice((1, 1, 2, 8)))]
+        messages = [
+            self.drawn("message", self.message)
+            for _ in range(rng.choice((1, 1, 2, 8, 32) if rng.random() < 0.1 else (1, 2, 4)))
+        ]
         raw = Packer().pack(len(messages), join_batch(messages))
-        return len(messages), self.broken(raw) if rng.random() < 0.1 else raw
+        is_whole = rng.random() < 0.9
+        return len(messages), raw if is_whole else self.broken(raw), is_whole
 
     # -- streams ------------------------------------------------------------------------------------------------------
 

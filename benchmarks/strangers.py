@@ -19,12 +19,12 @@ from dilocox_peer.invitation import parse_invitation, parse_multiaddr
 from dilocox_peer.network.message_frames import ANSWER_HEAD_BYTES, read_answer_head, split_answer
 from dilocox_peer.types import RunId
 
-DIRECTORY_PER_S, MESSAGES_PER_S, STREAMS_PER_S, BARE_PER_S = 90, 180, 20, 5  # of one stranger, to one target
-# Ticks; messages at once. A thousand at once are the end of the sender's own p2pd: it answers nothing from then on.
+DIRECTORY_PER_S, BATCHES_PER_S, STREAMS_PER_S, BARE_PER_S = 90, 60, 20, 5  # of one stranger, to one target
+# Ticks; requests at once. A thousand at once are the end of the sender's own p2pd: it answers nothing from then on.
 BURST_EVERY, BURST = 50, 60
 TICK_S = 0.1
 SEND_TIMEOUT_S = 10.0
-ANSWER_S = 1.0  # to a batch of messages
+ANSWER_S = 1.0  # to a batch of messages that is broken
 MAX_UNDER_WAY = 24  # of a kind, from one stranger to one target
 LINK_FRAMES = 24  # on a link before the next one
 
@@ -59,21 +59,13 @@ class Target:
     link: tuple[str, list[str]] | None = None
 
 
-@dataclass
-class _Line:
-    """Of messages, to one target."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-
 class Stranger:
     """A transport of its own, and a node of the directory that answers with garbage."""
 
     def __init__(self, transport: Any, mutations: Mutations, targets: list[Target], fire: Fire) -> None:
         self._transport, self._mutations, self._targets, self._fire = transport, mutations, targets, fire
         self._client = transport.p2p._client
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}  # of messages, to each target
 
     async def prepare(self) -> None:
         for method in METHODS:
@@ -90,7 +82,7 @@ class Stranger:
         async with asyncio.TaskGroup() as tasks:
             for target in self._targets:
                 tasks.create_task(self._keep_on(target, "directory", DIRECTORY_PER_S, self._directory))
-                tasks.create_task(self._keep_on(target, "message", MESSAGES_PER_S, self._message))
+                tasks.create_task(self._messages(target))
                 tasks.create_task(self._keep_on(target, "stream", STREAMS_PER_S, self._stream))
                 tasks.create_task(self._keep_on(target, "bare bytes", BARE_PER_S, self._bare))
 
@@ -101,7 +93,7 @@ class Stranger:
             while not self._fire.is_over:
                 ticks += 1
                 owed = min(owed + per_s * TICK_S, 2.0 * per_s)
-                is_burst = what in ("directory", "message") and ticks % BURST_EVERY == 0
+                is_burst = what == "directory" and ticks % BURST_EVERY == 0
                 count = BURST if is_burst else max(0, min(int(owed), MAX_UNDER_WAY - len(running)))
                 owed -= 0 if is_burst else count
                 for _ in range(count):
@@ -128,26 +120,34 @@ class Stranger:
             target.peer, f"DHTProtocol.{method}", self._mutations.drawn(method, lambda: self._mutations.request(method))
         )
 
+    async def _messages(self, target: Target) -> None:
+        """One batch after the other, as peers send them: they would wait for one another on their one stream."""
+        while not self._fire.is_over:
+            await self._counted(target, "message", self._message)
+            await asyncio.sleep(1 / BATCHES_PER_S)
+
     async def _message(self, target: Target) -> str:
         """A batch of them, on the one stream that stays open: of more than two from a peer the older ones are ended."""
-        line = self._lines.setdefault(target.label, _Line())
-        async with line.lock:
-            if line.stream is None:
-                line.stream = await self._transport.daemon.open_stream(
-                    str(target.peer), self._transport.message_protocol, SEND_TIMEOUT_S
-                )
-            reader, writer = line.stream
+        stream = self._lines.pop(target.label, None)
+        if stream is None:
+            protocol = self._transport.message_protocol
+            stream = await self._transport.daemon.open_stream(str(target.peer), protocol, SEND_TIMEOUT_S)
+        reader, writer = stream
+        count, raw, is_whole = self._mutations.batch()
+        try:
+            writer.write(raw)
+            await writer.drain()
             try:
-                count, raw = self._mutations.batch()
-                writer.write(raw)
-                await writer.drain()
-                async with asyncio.timeout(ANSWER_S):  # of a batch that says it is longer than it is nobody hears
+                async with asyncio.timeout(None if is_whole else ANSWER_S):
                     _, num_bytes = read_answer_head(await reader.readexactly(ANSWER_HEAD_BYTES))
                     reasons = split_answer(count, await reader.readexactly(num_bytes)) if num_bytes else [""] * count
-            except BaseException:
-                line.stream = None
+            except TimeoutError:  # it says that it is longer than it is
                 writer.transport.abort()
-                raise
+                return "a batch without its end"
+        except BaseException:
+            writer.transport.abort()
+            raise
+        self._lines[target.label] = stream
         for reason in reasons[1:]:
             self._fire.sent[f"message to {target.label}"] += 1
             self._fire.outcomes[f"message: {_class_of(reason or 'taken')}"] += 1

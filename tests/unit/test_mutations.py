@@ -28,7 +28,7 @@ mutations = Mutations(1, RunId("5c" * 32), key, raw_peer(key.peer_id))
 
 
 def batch():
-    _, raw = mutations.batch()
+    _, raw, _ = mutations.batch()
     head = read_head(raw[:HEAD_BYTES])
     return Unpacker().unpack(head, raw[HEAD_BYTES : HEAD_BYTES + head.num_packed])
 
