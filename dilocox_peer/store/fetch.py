@@ -385,11 +385,12 @@ class Fetch:
         actions: list[FetchAction] = []
         idle = [(peer, donor) for peer, donor in mine if not donor.is_busy and now >= donor.retry_s]
         is_trying = any(donor.is_busy and not donor.has_given for _, donor in mine)
-        in_vain = set[bool]()  # whether those for whom there is no room were never tried
+        in_vain = set[tuple[bool, bool]]()  # of those for whom there is no room: never tried, has given; the faster of these came before
         for peer, donor in sorted(idle, key=lambda each: each[1].turn(is_trying=is_trying)):
             if len(self.busy()) >= MAX_BUSY:
-                if (donor.rate is None) in in_vain or not (room := self._make_room(donor, now)):
-                    in_vain.add(donor.rate is None)
+                kind = donor.rate is None, donor.has_given
+                if kind in in_vain or not (room := self._make_room(donor, now)):
+                    in_vain.add(kind)
                     continue
                 actions += room
             first = next((index for index, chunk in enumerate(self._chunks) if not chunk.is_taken), None)

@@ -22,6 +22,11 @@ def test_a_hundred_seeds_of_fetches_keep_the_promises(first: int) -> None:
     assert any(outcome.accused for outcome in outcomes)
 
 
+def test_a_crowd_of_which_some_have_given_a_chunk_keeps_nobody_from_giving() -> None:
+    """One of them that had given something and was as slow as who held the places was asked first, in vain, and the honest one not at all: for ever."""
+    assert run_fetch_seed(61161).finished
+
+
 def test_a_fetch_seed_is_a_run() -> None:
     assert run_fetch_seed(17) == run_fetch_seed(17)
 
