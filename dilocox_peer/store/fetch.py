@@ -385,7 +385,8 @@ class Fetch:
         actions: list[FetchAction] = []
         idle = [(peer, donor) for peer, donor in mine if not donor.is_busy and now >= donor.retry_s]
         is_trying = any(donor.is_busy and not donor.has_given for _, donor in mine)
-        in_vain = set[tuple[bool, bool]]()  # of those for whom there is no room: never tried, has given; the faster of these came before
+        # Kinds of those for whom there is no room: whether never tried, whether it has given. The faster of a kind come first.
+        in_vain = set[tuple[bool, bool]]()
         for peer, donor in sorted(idle, key=lambda each: each[1].turn(is_trying=is_trying)):
             if len(self.busy()) >= MAX_BUSY:
                 kind = donor.rate is None, donor.has_given
