@@ -95,7 +95,7 @@ def _with_tokenizer(
     from dilocox_peer.data.tokenizer import FILE_NAME, JsonTokenizer
     from dilocox_peer.data.tokenizer_files import bounds_beside, read_tokenizer_file
 
-    if path.name == FILE_NAME:
+    if path.name == FILE_NAME or behind_links(path) == behind_links(path.parent / FILE_NAME):
         raise ConfigError(f"{path}: the run's tokenizer lies beside its file under that name; call the file run.toml")
     content = read_tokenizer_file(given)
     bos, eos = borders or bounds_beside(given, content)

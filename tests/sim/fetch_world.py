@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from dilocox_peer.store.actions import (
     Accused,
@@ -39,11 +40,11 @@ GIVEN_UP_S = 300.0  # by the caller
 PACED_S = 32.0  # by one with a false outline whose chunks come slowly, at most, and as much of the work so far
 HELD_UP_S = 10.0  # by one that is mute or trickles, at most
 FADES_BYTES = CHUNK_BYTES + 1  # of one that is as fast as it can be for so long, and then trickles
-FEW, CROWD_S = 6, 2.1  # by each of a crowd of them beyond so many, at most; in two of ten thousand seeds more than 1.5
+FEW, CROWD_S = 6, 1.5  # by each of a crowd of them beyond so many, at most
 CROWDED = 0.05  # of the seeds: all that are in them come after a crowd
 PACE_BYTES = CHUNK_BYTES // 3 + 1  # each nine seconds: a chunk in 27
 BURST_BYTES = 64 * 1024  # of what is false, at once; then it trickles
-NEVER_S = 20_000.0  # and twice what the best line of those that give takes alone: some carry 430 bytes a second
+NEVER_S = 20_000.0  # or twice what the best line of those that give takes alone: some carry 430 bytes a second
 TRUE = 0
 
 
@@ -140,7 +141,7 @@ class FetchWorld(Clockwork):
         self.at(0.0, lambda: self._carry_out(self.fetch.begin(self.now)))
         self.at(0.25, self._tick)
         rates = [donor.rate for donor in self.donors.values() if donor.kind in RELIABLE]
-        never_s = NEVER_S + (2 * self.size / max(rates) if rates else 0.0)
+        never_s = max(NEVER_S, 2 * self.size / max(rates, default=inf))
         self.run(never_s if self._must_end else GIVEN_UP_S, stop=lambda: bool(self.result))
         self._check_end()
         return Outcome(self.result == "finished", tuple(self.accused), self.received, self.now, self.num_events)

@@ -427,8 +427,14 @@ def test_what_neighbours_said_while_this_peer_was_suspended_is_none_too_many(mid
     """linkd goes on meanwhile, and has 11 a second for it: three honest neighbours in a row were refused and unlinked."""
     middle.hear("a", STATUS)
     middle.exchange.stood_still(180.0)
-    for _ in range(180 * 11):
-        middle.hear("a", STATUS)
+
+    def hear(count: int) -> None:
+        for _ in range(count):
+            middle.hear("a", STATUS)
+
+    hear(180 * 11)
+    with pytest.raises(ProtocolError, match="statuses a second"):  # once, and no more at once afterwards than before
+        hear(180 * 20)
 
 
 def test_two_statuses_of_one_moment_leave_as_one(middle: MiddlePeer):

@@ -255,6 +255,15 @@ def test_init_in_the_place_of_links_that_lead_round_in_a_circle_writes_a_file(tm
     assert read_signed_manifest(run).rounds.total
 
 
+def test_init_takes_no_link_that_leads_where_the_tokenizers_does(tmp_path):
+    for name in ("run.toml", "tokenizer.json"):
+        (tmp_path / name).symlink_to("one")
+    folder = write_model_folder(tmp_path / "model")
+    with pytest.raises(ConfigError, match="call the file run"):
+        write_run_file(InitFlags(path=tmp_path / "run.toml", tokenizer=folder, home=tmp_path / "home", force=True))
+    assert not (tmp_path / "one").exists()
+
+
 def test_init_takes_no_name_that_is_the_tokenizers(tmp_path):
     """It said that it wrote both, and one was there: of the two the run's."""
     folder = write_model_folder(tmp_path / "model")

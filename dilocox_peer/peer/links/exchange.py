@@ -75,6 +75,7 @@ class Exchange:
         self._told_at: OrderedDict[PeerId, float] = OrderedDict()
         self._halvings: OrderedDict[tuple[PeerId, MicroBatchId], int] = OrderedDict()
         self._statuses: dict[PeerId, TokenBucket] = {}
+        self._late_statuses: dict[PeerId, int] = {}  # how many more are let in, of while this process stood still
         self.traffic = LinkTraffic()
         self.heard: OrderedDict[PeerId, float] = OrderedDict()  # when the last frame of each came (monotonic)
 
@@ -132,8 +133,11 @@ class Exchange:
         """One more HopStatus: each may change the plan, and what all others are told. Raises ProtocolError for too many."""
         now = time.monotonic()
         bucket = self._statuses.setdefault(peer, TokenBucket(STATUS_RATE, STATUS_BURST, now))
-        if not bucket.try_take(1.0, now):
+        if bucket.try_take(1.0, now):
+            return
+        if not self._late_statuses.get(peer, 0):
             raise ProtocolError(peer, f"more than {STATUS_RATE:.0f} statuses a second")
+        self._late_statuses[peer] -= 1
 
     def _compared(self, peer: PeerId, message: Step | Grad, body: memoryview) -> tuple[str | None, int]:
         """Why the body is too unlike others, if it is, and how often it is to be halved. Only of what is awaited: else anybody could say what is usual."""
@@ -178,14 +182,15 @@ class Exchange:
             self._listener(contract.HopRefused(peer, reason))
 
     def stood_still(self, seconds: float) -> None:
-        """This process was suspended so long, and linkd was not: what neighbours said meanwhile comes at once, and is none too many."""
+        """This process was suspended so long, and linkd was not: what neighbours said meanwhile comes at once, and is none too many. So many
+        more are let in once; what each may send afterwards is as before."""
         if seconds * STATUS_RATE > STATUS_BURST / 2:
-            now, burst = time.monotonic(), STATUS_BURST + STATUS_RATE * seconds
-            self._statuses = {peer: TokenBucket(STATUS_RATE, burst, now) for peer in self._statuses}
+            self._late_statuses = dict.fromkeys(self._statuses, int(seconds * STATUS_RATE))
 
     def forget(self, peer: PeerId) -> None:
         """It is linked no longer: what it sent does not say any more what is usual."""
         self._statuses.pop(peer, None)
+        self._late_statuses.pop(peer, None)
         self._activations.forget(peer)
         self._gradients.forget(peer)
 
